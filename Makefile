@@ -1,0 +1,35 @@
+# make demo, make test: all that is needed to see it and to judge it. See README.md.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test lint slow size clean
+
+setup: .venv/ready
+
+# The pinned set; the library's own requirements stay open. torch first, so that the CPU build of
+# constraints.txt is there before anything else asks for torch.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/reefknot demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+slow: setup
+	$(BIN)/python -m pytest -m 'slow or mnist'
+
+size: setup
+	@find src -name '*.py' | xargs wc -l | sort -n
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,81 @@
+"""Neural networks in kilobytes: weights tied to a few values, in files that read back exactly.
+
+    tie = reefknot.SparseAPT(model, num_clusters=17, l1_strength=1e-4)
+    tie.attach(optimizer)            # soft tying from here on, in the loop you already have
+    ...                              # train
+    tie.harden()                     # each weight to its center, the zero cluster to exactly 0
+    ...                              # train a little more: hard tying
+    reefknot.save(tie.finish(), "model.reef")
+    model.load_state_dict(reefknot.load("model.reef"))
+
+Names are loaded when they are first used, so that importing reefknot does not import torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reefknot.errors import (
+        ConfigError,
+        DataError,
+        DivergedError,
+        FormatError,
+        ReefknotError,
+        TyingError,
+    )
+    from reefknot.format import save
+    from reefknot.kernels.kmeans1d import kmeans1d
+    from reefknot.loading import load
+    from reefknot.methods import APT, METHODS, Method, SparseAPT
+    from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "reefknot.errors": (
+        "ConfigError",
+        "DataError",
+        "DivergedError",
+        "FormatError",
+        "ReefknotError",
+        "TyingError",
+    ),
+    "reefknot.format": ("save",),
+    "reefknot.kernels.kmeans1d": ("kmeans1d",),
+    "reefknot.loading": ("load",),
+    "reefknot.methods": ("APT", "METHODS", "Method", "SparseAPT"),
+    "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "APT",
+    "METHODS",
+    "Codebook",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "FormatError",
+    "KeptTensor",
+    "Method",
+    "ReefknotError",
+    "SparseAPT",
+    "TiedState",
+    "TiedTensor",
+    "TyingError",
+    "kmeans1d",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,93 @@
+"""The command line: parses, calls, prints. Imports are made inside, so that --help is quick."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reefknot import __version__
+from reefknot.errors import ReefknotError
+
+
+class _Commands(click.Group):
+    """Turns our own errors into one sentence on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ReefknotError as error:
+            click.echo(f"reefknot: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("reefknot: stopped", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="reefknot")
+def main() -> None:
+    """Make neural networks small: tied weights, in files that read back bit for bit."""
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the file here (FILE.reef).")
+@click.option("--seed", default=0, show_default=True, help="Seed of initialisation and batches.")
+def demo(out: Path | None, seed: int) -> None:
+    """Train, tie, pack and check a small network on embedded data, in under a minute."""
+    from reefknot.demo import run_demo
+
+    run_demo(out=out, seed=seed)
+
+
+@main.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder [runs/CONFIG-seedN].")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an entry.")
+@click.option("--resume", is_flag=True, help="Go on from the folder's checkpoint.")
+def run(config: Path, out: Path | None, overrides: tuple[str, ...], resume: bool) -> None:
+    """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
+    from rich.console import Console
+
+    from reefknot.config import read_config
+    from reefknot.progress import ProgressBar
+    from reefknot.run import run as run_config
+    from reefknot.summary import record_table
+
+    settings = read_config(config, overrides)
+    folder = out or Path("runs") / f"{config.stem}-seed{settings.seed}"
+    console = Console(stderr=True)
+    with ProgressBar(settings.plan.steps, console) as bar:
+        record = run_config(settings, folder, resume=resume, display=bar)
+    Console().print(record_table(record))
+    click.echo(f"wrote {folder / 'model.reef'}, {folder / 'record.json'}, {folder / 'report.html'}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def report(folder: Path) -> None:
+    """Write the offline HTML report of a run folder again."""
+    from reefknot.format import open_state
+    from reefknot.report import write_report
+
+    if not (folder / "record.json").is_file():
+        raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
+    click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")
+
+
+@main.command()
+def methods() -> None:
+    """List the methods and their settings."""
+    import inspect
+
+    from reefknot.methods import METHODS
+
+    for name, method in METHODS.items():
+        summary = (inspect.getdoc(method) or "").splitlines()[0]
+        click.echo(f"{name}: {summary}")
+        for setting in list(inspect.signature(method).parameters.values())[1:]:
+            click.echo(f"    {setting.name} = {setting.default!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

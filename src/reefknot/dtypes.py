@@ -1,0 +1,73 @@
+"""The element types a state can hold, by the names that safetensors gives them.
+
+numpy knows no bfloat16 and no float8, so those are held as raw bits in an unsigned integer
+array. Everything here is plain data; the torch side has its own table of the same tags.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from reefknot.errors import FormatError
+
+
+class DType(NamedTuple):
+    """How one element type is held: `storage` is its numpy type, raw bits where numpy has none."""
+
+    tag: str
+    storage: np.dtype
+    is_float: bool
+    is_raw: bool  # held as raw bits: arithmetic on `storage` means nothing
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.storage.itemsize
+
+
+def _table() -> dict[str, DType]:
+    rows = [
+        ("F32", "<f4", True, False),
+        ("F16", "<f2", True, False),
+        ("BF16", "<u2", True, True),
+        ("F64", "<f8", True, False),
+        ("F8_E4M3", "u1", True, True),
+        ("F8_E5M2", "u1", True, True),
+        ("F8_E8M0", "u1", True, True),
+        ("F8_E4M3FNUZ", "u1", True, True),
+        ("F8_E5M2FNUZ", "u1", True, True),
+        ("C64", "<c8", False, False),
+        ("BOOL", "?", False, False),
+        ("U8", "u1", False, False),
+        ("I8", "i1", False, False),
+        ("U16", "<u2", False, False),
+        ("I16", "<i2", False, False),
+        ("U32", "<u4", False, False),
+        ("I32", "<i4", False, False),
+        ("U64", "<u8", False, False),
+        ("I64", "<i8", False, False),
+    ]
+    return {tag: DType(tag, np.dtype(kind), flt, raw) for tag, kind, flt, raw in rows}
+
+
+DTYPES = _table()
+
+
+def dtype_of(tag: str) -> DType:
+    """The element type with this tag, or a `FormatError` that names the known ones."""
+    try:
+        return DTYPES[tag]
+    except KeyError:
+        raise FormatError(f"unknown element type {tag!r}; known are {', '.join(DTYPES)}") from None
+
+
+def is_zero(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """True where an element is zero of either sign, also for types held as raw bits."""
+    if not dtype.is_raw:
+        return np.asarray(values == 0)
+    if dtype.tag == "F8_E8M0":  # powers of two only: it has no zero
+        return np.zeros(values.shape, bool)
+    if dtype.tag.endswith("FNUZ"):  # no negative zero: its bit pattern is the only NaN
+        return np.asarray(values == 0)
+    magnitude = (1 << (8 * dtype.item_bytes - 1)) - 1
+    return np.asarray((values & magnitude) == 0)

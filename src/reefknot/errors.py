@@ -1,0 +1,45 @@
+"""The errors that reefknot raises on purpose.
+
+Each message says what was expected, what was found, where, and what to try. The command line
+prints the message as one sentence and exits with `exit_code`; anything that is not a
+`ReefknotError` is a bug of ours and keeps its traceback.
+"""
+
+
+class ReefknotError(Exception):
+    """Something a user can mend; `exit_code` is what the command line exits with."""
+
+    exit_code = 2
+
+
+class FormatError(ReefknotError):
+    """A `.reef` file (or another file we read) is not what it should be."""
+
+
+class ConfigError(ReefknotError):
+    """A configuration or a setting is wrong; holds all the mistakes found, not only the first."""
+
+    def __init__(self, *mistakes: str) -> None:
+        self.mistakes = mistakes
+        many = "".join(f"\n  - {mistake}" for mistake in mistakes)
+        super().__init__(mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} mistakes:{many}")
+
+
+class TyingError(ReefknotError):
+    """A model, an optimizer or a call that tying cannot work with."""
+
+
+class DataError(ReefknotError):
+    """A data set that is missing, damaged or of the wrong shape."""
+
+
+class DivergedError(ReefknotError):
+    """Training produced a value that is not finite."""
+
+    exit_code = 1
+
+
+class CheckError(ReefknotError):
+    """A check that was asked for has failed."""
+
+    exit_code = 1

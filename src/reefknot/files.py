@@ -1,0 +1,55 @@
+"""Writing files so that a reader finds the old one or the new one, never half of either."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from reefknot.errors import ReefknotError
+
+
+def write_atomically(path: Path | str, data: bytes) -> None:
+    """Write `data` to a temporary file in the same folder, flush it to disk, and rename it.
+
+    A symbolic link is followed, and the file gets the rights that an ordinary new file would get.
+    """
+    path = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ReefknotError(f"{path} is a folder; name a file")
+    temporary = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask)
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise ReefknotError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last; not every system lets a folder be opened for that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """A file's bytes, or one sentence that says why not."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error

@@ -1,0 +1,53 @@
+"""From a `.reef` file back to torch tensors: the one place right of the waist that knows torch."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from reefknot.errors import ReefknotError
+from reefknot.format import MAX_BYTES, open_state
+from reefknot.state import TiedState
+from reefknot.tensors import to_tensor
+
+
+def load(
+    path: Path | str,
+    names: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> dict[str, Tensor]:
+    """Read a `.reef` file into tensors, ready for `model.load_state_dict`.
+
+    Args:
+        path: the file.
+        names: only these tensors; all by default.
+        device: where to put them; the CPU by default.
+        max_bytes: refuse a file whose tensors would take up more than this.
+    """
+    return tensors(open_state(path, max_bytes=max_bytes), names, device)
+
+
+def tensors(
+    state: TiedState,
+    names: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor]:
+    """A state's tensors by name; names that share storage share it here too."""
+    wanted = None if names is None else set(names)
+    made: dict[int, Tensor] = {}
+    result: dict[str, Tensor] = {}
+    known = []
+    for name, dtype, values in state.arrays():
+        known.append(name)
+        if wanted is None or name in wanted:
+            if id(values) not in made:
+                made[id(values)] = to_tensor(values, dtype).to(device or "cpu")
+            result[name] = made[id(values)]
+    for name in sorted((wanted or set()) - set(known)):
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ReefknotError(f"the file holds no tensor {name!r}{hint}")
+    return result

@@ -1,0 +1,150 @@
+"""The contract that every method of the paper's table implements.
+
+A method is made for a model, attached to the optimizer, and then the training loop is the one the
+user already has: the optimizer's own hooks call `before_step` and `after_step`. Everything ends
+in a `TiedState`; no code outside a method's file asks which method it has.
+
+    method = METHODS[name](model, **settings)     # calls prepare; before the optimizer is made
+    optimizer = SGD([*model.parameters(), *method.extra_parameters()], ...)
+    method.attach(optimizer)
+    ...                                           # train: soft phase
+    method.harden()
+    ...                                           # train: hard phase
+    state = method.finish()
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from reefknot.errors import TyingError
+from reefknot.methods.hooks import Step, StepHooks
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+from reefknot.tensors import dtype_for, to_array
+from reefknot.tying.selection import original_name, unwrapped
+
+log = logging.getLogger("reefknot")
+
+Stats = dict[str, Any]
+Saved = dict[str, Tensor | int | float]
+
+
+class Method(ABC):
+    """A way to train a network into a `TiedState`. The verbs are those of the design's table."""
+
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = unwrapped(model)
+        self.step = 0  # rounds of optimizer steps since attach
+        self.hard = False
+        self.skipped: dict[str, str] = {}  # parameters left as they are, and why
+        self._hooks: StepHooks | None = None
+        self.prepare(self.model)
+
+    # -- the verbs --------------------------------------------------------------------------
+
+    @classmethod
+    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
+        """What is wrong with these settings, one sentence each; all of them, not only the first."""
+        return []
+
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027  most methods leave the model alone
+        """Change the model before training, if the method must."""
+
+    def extra_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the method's own that the optimizer must also train."""
+        return []
+
+    def penalty(self) -> Tensor | None:
+        """The differentiable part of the method's loss, if it has one."""
+        return None
+
+    def before_step(self, step: Step) -> None:
+        """Add the method's gradient to the gradients of the data loss."""
+        if not step.starts_round:
+            return
+        with torch.enable_grad():
+            penalty = self.penalty()
+            if penalty is not None:
+                (penalty * step.grad_scale).backward()
+
+    def after_step(self, step: Step) -> None:
+        """Follow the weights after an optimizer has moved them."""
+        if step.ends_round:
+            self.step += 1
+
+    @abstractmethod
+    def harden(self) -> None:
+        """Go from the soft to the hard phase."""
+
+    @abstractmethod
+    def finish(self) -> TiedState:
+        """The result; the model is left with plain layers and these values."""
+
+    def state_dict(self) -> Saved:
+        """Everything needed to go on exactly here: tensors and numbers only."""
+        return {"step": self.step, "hard": int(self.hard)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on exactly where `state_dict` was called; before or after `attach`."""
+        self.step, self.hard = int(state["step"]), bool(int(state["hard"]))
+
+    def stats(self) -> Stats:
+        """What a progress bar or a log shows: phase, step, density, predicted bytes, clusters."""
+        return {"phase": "hard" if self.hard else "soft", "step": self.step}
+
+    # -- attaching --------------------------------------------------------------------------
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Follow these optimizers from now on: their `step()` does the rest.
+
+        Nothing is added to an optimizer's state or parameter groups. With several optimizers a
+        round is one step of each.
+        """
+        if self._hooks is not None:
+            raise TyingError("this method is attached already; call detach() first")
+        self._hooks = StepHooks(optimizers, self.before_step, self.after_step)
+        return self
+
+    def detach(self) -> None:
+        """Stop following the optimizers; the weights stay as they are."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+
+    # -- ending in a state ------------------------------------------------------------------
+
+    def _state(
+        self,
+        tied: Mapping[str, tuple[int, np.ndarray]] | None = None,
+        codebooks: tuple[Codebook, ...] = (),
+    ) -> TiedState:
+        """The model's state dict as a `TiedState`: `tied` maps names to (codebook, indices)."""
+        tensors: list[TiedTensor | KeptTensor] = []
+        aliases: dict[str, str] = {}
+        owners: dict[int, str] = {}
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            name = original_name(key)
+            if not isinstance(value, Tensor):
+                raise TyingError(
+                    f"the state dict holds {name!r}, a {type(value).__name__} and not a tensor, "
+                    "which a .reef file cannot hold; drop it from get_extra_state()"
+                )
+            if id(value) in owners:
+                aliases[name] = owners[id(value)]
+                continue
+            owners[id(value)] = name
+            if tied and name in tied:
+                tensors.append(TiedTensor(name, *tied[name]))
+            else:
+                tensors.append(
+                    KeptTensor(name, dtype_for(value.dtype), to_array(value), value.requires_grad)
+                )
+        return TiedState(codebooks, tuple(tensors), aliases)

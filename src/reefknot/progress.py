@@ -1,0 +1,86 @@
+"""One progress bar: phase, step, loss, validation error, density, predicted size."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from reefknot import train
+
+_PHASES = {"": "training", "train": "training", "soft": "soft tying", "hard": "hard tying"}
+
+
+class ProgressBar:
+    """Shows a run; on something that is no terminal, one line a measurement instead."""
+
+    def __init__(self, total: int, console: Console, title: str = "") -> None:
+        self._console = console
+        self._title = title
+        self._facts: dict[str, Any] = {}
+        self._loss: float | None = None
+        self._phase = ""
+        self._shown = 0.0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(self._description(), total=total, facts="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def stepped(self, progress: train.Progress) -> None:
+        """A step is done; the bar itself is drawn a few times a second."""
+        self._loss = progress.loss
+        if progress.event == "hardened" and self._phase == "soft":
+            self._phase = "hard"
+        now = time.monotonic()
+        if now - self._shown > 0.1 or progress.event != "step":
+            self._shown = now
+            self._bar.update(
+                self._task,
+                completed=progress.step,
+                description=self._description(),
+                facts=self._text(),
+            )
+
+    def measured(self, row: dict[str, Any]) -> None:
+        """A measurement was written."""
+        self._facts = row
+        self._phase = row["phase"]
+        if not self._console.is_terminal:
+            self._loss = row["loss"]
+            self._console.print(
+                f"{self._description()} {row['step']:,} {self._text()}", highlight=False
+            )
+
+    def _description(self) -> str:
+        return " ".join(part for part in (self._title, _PHASES[self._phase]) if part)
+
+    def _text(self) -> str:
+        parts = []
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.4f}")
+        if (error := self._facts.get("val_error")) is not None:
+            parts.append(f"val {error:.2f} %")
+        if (density := self._facts.get("density")) is not None:
+            parts.append(f"density {density:.4f}")
+        if (size := self._facts.get("predicted_bytes")) is not None:
+            parts.append(f"~{size / 1000:,.1f} KB")
+        return "  ".join(parts)

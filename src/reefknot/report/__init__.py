@@ -1,0 +1,85 @@
+"""Report: a run's folder as one HTML page that opens anywhere, offline.
+
+Takes     `record.json`, `metrics.jsonl` and `config.toml` of a run, and its `TiedState`.
+Gives     `report.html` beside them: drawings made here, no script, nothing to fetch.
+Unaware   of methods, of torch, and of how a run comes about.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from reefknot.errors import ReefknotError
+from reefknot.report.page import render
+from reefknot.state import TiedState
+
+__all__ = ["render", "write_report"]
+
+
+def write_report(folder: Path, state: TiedState | None = None) -> Path:
+    """Write `report.html` into a run's folder, and return its path.
+
+    A run that is not finished has no record yet and is shown by its metrics; a last line that was
+    cut off is left out. The page appears whole or not at all.
+    """
+    folder = Path(folder)
+    record = _read_record(folder / "record.json")
+    metrics = _read_metrics(folder / "metrics.jsonl")
+    if record is None and metrics is None:
+        raise ReefknotError(
+            f"{folder} has neither record.json nor metrics.jsonl; expected the folder of a run"
+        )
+    config = _read(folder / "config.toml") or ""
+    path = folder / "report.html"
+    _write(path, render(record or {}, metrics or [], state, config))
+    return path
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    if (content := _read(path)) is None:
+        return None
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ReefknotError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ReefknotError(f"{path} holds a {type(record).__name__}; an object was expected")
+    return record
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]] | None:
+    if (content := _read(path)) is None:
+        return None
+    metrics = []
+    for line in content.split("\n"):
+        # A run that was killed may leave half a line behind, which a resumed run writes after.
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                metrics.append(found)
+    return metrics
+
+
+def _write(path: Path, content: str) -> None:
+    """Replace a file by `content` in one step; a reader sees the old file or the new one."""
+    path = path.resolve()  # a link stays a link, its target is replaced
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,36 @@
+"""The small tables that commands print at their end."""
+
+from typing import Any
+
+from rich.table import Table
+
+_ROWS = (
+    ("test error, dense parent", "dense_test_error", "{:.2f} %"),
+    ("validation error, soft tying", "val_error_soft", "{:.2f} %"),
+    ("validation error, hardened", "val_error_hardened", "{:.2f} %"),
+    ("validation error, final", "val_error", "{:.2f} %"),
+    ("test error, final", "test_error", "{:.2f} %"),
+    ("density", "density", "{:.4f}"),
+    ("clusters", "num_clusters", "{:d}"),
+    ("original bytes", "original_bytes", "{:,}"),
+    (".reef bytes", "file_bytes", "{:,}"),
+    ("rate, the file", "rate_file", "{:.1f}x"),
+    ("rate, the paper's accounting", "rate_paper", "{:.1f}x"),
+    ("seconds", "seconds", "{:.0f}"),
+)
+
+
+def facts_table(rows: list[tuple[str, str]]) -> Table:
+    """Two columns: what, and how much."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def record_table(record: dict[str, Any]) -> Table:
+    """What a run's record says."""
+    known = [(title, record.get(key), form) for title, key, form in _ROWS]
+    return facts_table([(title, form.format(v)) for title, v, form in known if v is not None])

@@ -1,0 +1,175 @@
+"""The one training loop.
+
+Takes     a model, a method attached to its optimizer, batches, and a plan of steps and rates.
+Gives     a generator that pauses after every step and around hardening, so that whoever drives it
+          can measure, save or stop there.
+Paper     section 3: soft tying for a budget of steps, then hard tying.
+Unaware   of which method it runs, of files and of progress bars.
+
+Everything that decides a step is a function of the step's number (the batch, the rate) or is held
+by the model, the optimizer, the method and torch's random state; saving those four saves it all.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from reefknot.errors import DivergedError
+from reefknot.methods import Method
+
+Decay = Literal["constant", "linear", "cosine"]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long each phase lasts, and the rate at each step: `rate` decays in each phase anew."""
+
+    soft_steps: int
+    hard_steps: int
+    rate: float
+    hard_rate: float
+    decay: Decay = "constant"
+
+    @property
+    def steps(self) -> int:
+        """Steps of both phases."""
+        return self.soft_steps + self.hard_steps
+
+    def rate_at(self, step: int) -> float:
+        """The rate for the step that follows `step` completed ones."""
+        soft = step < self.soft_steps
+        top = self.rate if soft else self.hard_rate
+        done = step / self.soft_steps if soft else (step - self.soft_steps) / self.hard_steps
+        if self.decay == "linear":
+            return top * (1 - done)
+        if self.decay == "cosine":
+            return top * (1 + math.cos(math.pi * done)) / 2
+        return top
+
+
+class Batches:
+    """Shuffled batches of data held in memory; which examples are in batch n depends on n alone."""
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        seed: int,
+        augment: Augment | None = None,
+    ) -> None:
+        self.inputs, self.labels = inputs, labels
+        self.batch_size = min(batch_size, len(labels))
+        self.per_epoch = len(labels) // self.batch_size
+        self.seed = seed
+        self.augment = augment
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        epoch, place = divmod(number, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = torch.randperm(len(self.labels), generator=self._random(epoch, 0))
+        rows = self._order[place * self.batch_size : (place + 1) * self.batch_size]
+        inputs = self.inputs[rows]
+        if self.augment is not None:
+            inputs = self.augment(inputs, self._random(number, 1))
+        return inputs, self.labels[rows]
+
+    def _random(self, number: int, purpose: int) -> torch.Generator:
+        """A generator of its own for each epoch's order and each batch's augmentation."""
+        mixed = (self.seed * 0x9E3779B97F4A7C15 + number * 2 + purpose) % 2**63
+        return torch.Generator().manual_seed(mixed)
+
+
+class Progress(NamedTuple):
+    """Where training stands: completed steps, and the data loss of the last one.
+
+    `event` is "step" after a step, "soft" before hardening, "hardened" just after it.
+    """
+
+    event: Literal["step", "soft", "hardened"]
+    step: int
+    loss: float
+
+
+def train(
+    model: nn.Module,
+    method: Method,
+    optimizer: Optimizer,
+    batches: Batches,
+    plan: Plan,
+    *,
+    step: int = 0,
+) -> Iterator[Progress]:
+    """Train from `step` completed steps on; the method ends hardened."""
+    loss = math.nan
+    model.train()
+    while True:
+        if step == plan.soft_steps and not method.hard:
+            yield Progress("soft", step, loss)
+            method.harden()
+            refresh_batchnorm(model, batches)
+            yield Progress("hardened", step, loss)
+        if step >= plan.steps:
+            return
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate_at(step)
+        inputs, labels = batches[step]
+        optimizer.zero_grad()
+        objective = cross_entropy(model(inputs), labels)
+        objective.backward()
+        loss = objective.item()
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss is {loss} at step {step + 1:,}")
+        optimizer.step()
+        step += 1
+        yield Progress("step", step, loss)
+
+
+def error_percent(
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, exact: bool = False
+) -> float:
+    """How many of the examples the model gets wrong, in percent.
+
+    With `exact` in float64, so that the count is the same on every machine.
+    """
+    if exact:
+        model = copy.deepcopy(model).double()
+    was_training = model.training
+    model.eval()
+    wrong = 0
+    with torch.no_grad():
+        for x, y in zip(inputs.split(1000), labels.split(1000), strict=True):
+            outputs = model(x.double() if exact else x)
+            wrong += int((outputs.argmax(1) != y).sum())
+    model.train(was_training)
+    return 100 * wrong / len(labels)
+
+
+def refresh_batchnorm(model: nn.Module, batches: Batches, num_batches: int = 100) -> None:
+    """Estimate batch-norm statistics again: after hardening they belong to other weights."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    was_training = model.training
+    model.train()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain average over all that follow
+    with torch.no_grad():
+        for number in range(min(num_batches, batches.per_epoch)):
+            model(batches[number][0])
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.train(was_training)

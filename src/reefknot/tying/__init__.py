@@ -1,0 +1,1 @@
+"""Tying weights to shared values: which weights, how softly, how hard."""

@@ -1,0 +1,145 @@
+"""Which parameters are tied, and which of them share a codebook.
+
+Takes     a model, name patterns and a scope.
+Gives     groups of named parameters, and a reason for each one left out.
+Paper     one codebook for the whole network (section 4.3); per tensor as in Deep Compression.
+Unaware   of centers and assignments.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from reefknot.errors import ConfigError, TyingError
+from reefknot.tying.ops import is_dense
+
+Scope = str | Mapping[str, Sequence[str] | str]
+NETWORK = "network"
+TENSOR = "tensor"
+
+
+class Named(NamedTuple):
+    """A parameter under the name it has in the original state dict."""
+
+    name: str
+    parameter: nn.Parameter
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Groups of parameters that share a codebook, and why the others are not tied."""
+
+    groups: Mapping[str, tuple[Named, ...]]
+    skipped: Mapping[str, str]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def original_name(name: str) -> str:
+    """A name without the `_orig_mod` that a compiled submodule puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def select(
+    model: nn.Module, *, include: Iterable[str], exclude: Iterable[str], scope: Scope
+) -> Selection:
+    """Choose what to tie; a shared parameter counts once, under the first of its names."""
+    include, exclude = list(include), list(exclude)
+    named = [
+        Named(original_name(name), parameter)
+        for name, parameter in unwrapped(model).named_parameters()
+    ]
+    names = [name for name, _ in named]
+    _check_patterns(names, [*include, *exclude, *(p for _, ps in _rules(scope) for p in ps)])
+
+    groups: dict[tuple[str, torch.dtype], list[Named]] = {}
+    skipped: dict[str, str] = {}
+    for name, parameter in named:
+        reason = _reason_to_skip(name, parameter, include, exclude)
+        key = _group_of(name, scope)
+        if reason is None and key is None:
+            reason = "in no group of the scope"
+        if reason is not None:
+            skipped[name] = reason
+            continue
+        if not is_dense(parameter):
+            raise TyingError(
+                f"{name!r} does not fill its memory (strides {tuple(parameter.stride())}), so it "
+                "cannot be tied in place; make it contiguous, or exclude it"
+            )
+        assert key is not None
+        groups.setdefault((key, parameter.dtype), []).append(Named(name, parameter))
+    if not groups:
+        raise TyingError(
+            "there is nothing to tie: the model has no trainable floating-point parameter that "
+            f"the patterns leave ({len(skipped)} skipped)"
+        )
+    return Selection({_title(k, list(groups)): tuple(v) for k, v in groups.items()}, skipped)
+
+
+def _reason_to_skip(
+    name: str, parameter: nn.Parameter, include: list[str], exclude: list[str]
+) -> str | None:
+    if not any(fnmatchcase(name, pattern) for pattern in include):
+        return "not included"
+    if any(fnmatchcase(name, pattern) for pattern in exclude):
+        return "excluded"
+    if not parameter.requires_grad:
+        return "frozen: it does not require a gradient"
+    if not parameter.is_floating_point():
+        return f"{parameter.dtype} is not a floating-point type"
+    if parameter.dtype.itemsize < 2:
+        return f"{parameter.dtype} is too narrow to train"
+    if parameter.numel() == 0:
+        return "it has no elements"
+    return None
+
+
+def _rules(scope: Scope) -> Iterator[tuple[str, list[str]]]:
+    """The named groups of a scope with their patterns."""
+    if not isinstance(scope, str):
+        for group, patterns in scope.items():
+            yield group, [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _group_of(name: str, scope: Scope) -> str | None:
+    if isinstance(scope, str):
+        return name if scope == TENSOR else NETWORK
+    for group, patterns in _rules(scope):
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            return group
+    return None
+
+
+def _title(key: tuple[str, torch.dtype], keys: list[tuple[str, torch.dtype]]) -> str:
+    """The group's name; with its type where one name covers several types (a codebook has one)."""
+    name, dtype = key
+    shared = sum(other == name for other, _ in keys) > 1
+    return f"{name} ({str(dtype).removeprefix('torch.')})" if shared else name
+
+
+def _check_patterns(names: list[str], patterns: list[str]) -> None:
+    """A pattern that names nothing is a slip, and would be found out only in the file."""
+    mistakes = []
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; names are like {names[:3]}"
+            mistakes.append(f"the pattern {pattern!r} matches no parameter{hint}")
+    if mistakes:
+        raise ConfigError(*mistakes)

@@ -1,0 +1,96 @@
+"""The data sets by name: `digits` (comes with scikit-learn), `mnist` and `cifar10`.
+
+Takes     the files that `sources` finds.
+Gives     `DATASETS`, a function for each name that loads it as `Data`.
+Paper     section 4: MNIST as it is; CIFAR-10 with random flips and crops while training.
+Unaware   of networks and runs.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.errors import DataError
+from reefknot.zoo import sources
+from reefknot.zoo.data import Data, shuffled, split
+from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
+
+
+def digits() -> Data:
+    """1,797 handwritten digits of 8 x 8 pixels; a fifth of each class is the test set."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            'the digits data set comes with scikit-learn: pip install "reefknot[demo]"'
+        ) from None
+    bunch = load_digits()
+    images = bunch.images[:, None].astype(np.float32)
+    labels = bunch.target.astype(np.int64)
+    order = shuffled(len(labels), seed=0)
+    classes = [order[labels[order] == label] for label in range(10)]
+    test = np.concatenate([members[: round(0.2 * len(members))] for members in classes])
+    train = np.concatenate([members[round(0.2 * len(members)) :] for members in classes])
+    return split(images[train], labels[train], images[test], labels[test], name="digits")
+
+
+def mnist() -> Data:
+    """60,000 + 10,000 handwritten digits, inputs (N, 1, 28, 28)."""
+    arrays = {name: parse_idx(content, name) for name, content in sources.mnist_contents().items()}
+    for name, array in arrays.items():
+        expected = (28, 28) if "images" in name else ()
+        if array.shape[1:] != expected:
+            raise DataError(f"{name}: expected shape (N, *{expected}), found {array.shape}")
+    return split(
+        arrays["train-images-idx3-ubyte"][:, None],
+        arrays["train-labels-idx1-ubyte"],
+        arrays["t10k-images-idx3-ubyte"][:, None],
+        arrays["t10k-labels-idx1-ubyte"],
+        name="mnist",
+    )
+
+
+def cifar10() -> Data:
+    """50,000 + 10,000 colour images of ten kinds of things, inputs (N, 3, 32, 32)."""
+    folder = sources.cifar10_folder()
+
+    def read(name: str) -> tuple[np.ndarray, np.ndarray]:
+        return parse_cifar10(read_content(folder / name), str(folder / name))
+
+    images, labels = zip(*(read(name) for name in sources.CIFAR10_TRAIN), strict=True)
+    return split(
+        np.concatenate(images),
+        np.concatenate(labels),
+        *read(sources.CIFAR10_TEST),
+        name="cifar10",
+        augment=flip_and_crop,
+    )
+
+
+def flip_and_crop(inputs: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Mirror each image with probability one half, and shift it by up to `padding` pixels.
+
+    What comes in from outside is 0, in normalised images the average grey. Gives a new tensor of
+    the same shape (N, C, H, W); the random numbers come from `generator` only.
+    """
+    count, _, height, width = inputs.shape
+    offsets = torch.randint(
+        2 * padding + 1, (2, count), generator=generator, device=generator.device
+    ).to(inputs.device)
+    mirrored = torch.randint(2, (count,), generator=generator, device=generator.device).bool()
+    padded = F.pad(inputs, [padding] * 4)
+    # A view of every window of the padded images, of which each image takes one.
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+    every = torch.arange(count, device=inputs.device)
+    crops = windows[every, :, offsets[0], offsets[1]]
+    return torch.where(mirrored.to(inputs.device)[:, None, None, None], crops.flip(3), crops)
+
+
+DATASETS: dict[str, Callable[[], Data]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "cifar10": cifar10,
+}

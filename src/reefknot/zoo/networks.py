@@ -1,0 +1,103 @@
+"""The paper's networks, and a small one for the demo.
+
+Takes     nothing: seed torch's global generator before building one.
+Gives     `NETWORKS`, a function for each name that builds it, freshly initialised.
+Paper     section 4: LeNet-300-100 and LeNet-5-Caffe on MNIST, VGG-16 on CIFAR-10.
+Unaware   of data, training and compression.
+
+Each is a plain `nn.Sequential` with readable names: the modules in order are the forward pass.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from torch import nn
+
+# Channels of each 3 x 3 convolution, one row for each stage; a stage ends with a 2 x 2 maximum.
+_VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def lenet_300_100() -> nn.Sequential:
+    """784-300-100-10 for MNIST; 266,610 parameters."""
+    return _perceptron(784, 300, 100, 10)
+
+
+def digits_mlp() -> nn.Sequential:
+    """64-300-100-10, LeNet-300-100 for scikit-learn's small digits; 50,610 parameters."""
+    return _perceptron(64, 300, 100, 10)
+
+
+def lenet_5_caffe() -> nn.Sequential:
+    """Caffe's LeNet-5 for MNIST, without activation after its convolutions; 431,080 parameters."""
+    model = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(1, 20, 5),  # 28 x 28 -> 24 x 24
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(20, 50, 5),  # 12 x 12 -> 8 x 8
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(50 * 4 * 4, 500),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(500, 10),
+        )
+    )
+    return _initialise_(model)
+
+
+def vgg_16() -> nn.Sequential:
+    """VGG-16 for CIFAR-10; 14,982,474 parameters in convolutions and dense layers.
+
+    Batch normalisation (9,472 more parameters) and dropout are placed as in the CIFAR variant of
+    Liu and Deng (2015): 0.3 in the first stage, 0.4 in the others, 0.5 around the dense layer,
+    none before a pooling.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    in_channels, number = 3, 0
+    for stage, widths in enumerate(_VGG_STAGES, start=1):
+        for position, channels in enumerate(widths, start=1):
+            number += 1
+            layers[f"conv{number}"] = nn.Conv2d(in_channels, channels, 3, padding=1)
+            layers[f"bn{number}"] = nn.BatchNorm2d(channels)
+            layers[f"relu{number}"] = nn.ReLU()
+            if position < len(widths):
+                layers[f"dropout{number}"] = nn.Dropout(0.3 if stage == 1 else 0.4)
+            in_channels = channels
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    layers |= OrderedDict(
+        flatten=nn.Flatten(),  # 512 x 1 x 1 after five halvings of 32
+        dropout13=nn.Dropout(0.5),
+        fc1=nn.Linear(512, 512),
+        bn14=nn.BatchNorm1d(512),
+        relu14=nn.ReLU(),
+        dropout14=nn.Dropout(0.5),
+        fc2=nn.Linear(512, 10),
+    )
+    return _initialise_(nn.Sequential(layers))
+
+
+def _perceptron(*widths: int) -> nn.Sequential:
+    """Dense layers fc1, fc2, ... of these widths with ReLU between them; flattens its input."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    for number in range(1, len(widths)):
+        layers[f"fc{number}"] = nn.Linear(widths[number - 1], widths[number])
+        if number < len(widths) - 1:
+            layers[f"relu{number}"] = nn.ReLU()
+    return _initialise_(nn.Sequential(layers))
+
+
+def _initialise_(model: nn.Sequential) -> nn.Sequential:
+    """Glorot's uniform initialisation for weights, zero for biases."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "lenet-300-100": lenet_300_100,
+    "lenet-5-caffe": lenet_5_caffe,
+    "vgg-16": vgg_16,
+    "digits-mlp": digits_mlp,
+}

@@ -1,0 +1,378 @@
+"""The page as a whole: it can be parsed, tells what it should, and survives any input."""
+
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reefknot.dtypes import DTYPES
+from reefknot.errors import ReefknotError
+from reefknot.report import figures, render, write_report
+from reefknot.report.wording import SPACE, number, plain, rate, share
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+
+F32 = DTYPES["F32"]
+EVIL = "<script>alert('1')</script>&\"\u202e\ud800\x00"
+
+RECORD: dict[str, Any] = {
+    "network": "lenet-300-100",
+    "data": "mnist",
+    "method": "sparse_apt",
+    "seed": 3,
+    "settings": {"num_clusters": 17, "tying_strength": 1e-5},
+    "val_error_soft": 1.71,
+    "val_error_hardened": 2.63,
+    "val_error": 1.78,
+    "test_error": 1.874,
+    "dense_test_error": 1.64,
+    "density": 0.0213,
+    "num_clusters": 17,
+    "file_bytes": 8402,
+    "original_bytes": 1066440,
+    "rate_file": 126.93,
+    "rate_paper": 151.2,
+    "rate_fixed": 7.8,
+    "seconds": 754.0,
+    "threads": 2,
+    "versions": {"reefknot": "0.1.0"},
+    "skipped": {"norm.weight": "has a NaN"},
+}
+
+
+class _Page(HTMLParser):
+    """Checks that tags nest, and keeps the text and the attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self.open
+        self.text = re.sub(r"\s+", " ", " ".join(self.words)).replace(" ,", ",")
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "source"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def _metrics() -> list[dict[str, Any]]:
+    lines = []
+    for n in range(8):
+        hard = n > 4
+        lines.append(
+            {
+                "step": 100 * n,
+                "phase": "hard" if hard else "soft",
+                "loss": 2.0 / (n + 1),
+                "kmeans_penalty": 0.0 if hard else 50.0 / (n + 1) ** 2,
+                "val_error": None if n == 2 else 5.0 - n / 2,
+                "density": 1 / (n + 1),
+                "predicted_bytes": 20_000 - 1000 * n,
+                "rate": 0.001,
+                "centers": {"network": [-0.2, 0.0, 0.3 + n / 100]},
+                "counts": {"network": [3, 100, 5]},
+                "spreads": {"network": [0.02, 0.0, None]},
+                "changed": 0.1 / (n + 1),
+                "seconds": 1.5 * n,
+            }
+        )
+    return lines
+
+
+def _state(name: str = "fc1.weight") -> TiedState:
+    indices = np.zeros((4, 16), int)
+    indices[0, :5] = 1
+    indices[1, 3] = 2
+    codebook = Codebook(F32, np.array([0.0, -0.25, 0.5], "<f4"))
+    bias = TiedTensor("fc1.bias", 0, np.array([0, 1, 1, 2]))
+    buffer = KeptTensor("norm.mean", F32, np.ones(4, "<f4"), trainable=False)
+    return TiedState((codebook,), (TiedTensor(name, 0, indices), bias, buffer), {"tied": name})
+
+
+def _page(record: Any = RECORD, metrics: Any = None, state: Any = None, config: str = "") -> _Page:
+    return _Page(render(record, _metrics() if metrics is None else metrics, state, config))
+
+
+def test_headline_tells_sizes_rate_and_error() -> None:
+    page = _page()
+    words = page.text.replace(SPACE, " ")
+    assert "lenet-300-100 on mnist" in words
+    assert "1,066,440 bytes → 8,402 bytes, 127\u00d7, test error 1.87 %" in words
+
+
+def test_errors_stand_in_the_order_of_the_stages() -> None:
+    words = _page().text.replace(SPACE, " ")
+    shown = ["1.64 %", "1.71 %", "2.63 %", "1.78 %", "1.87 %"]
+    places = [words.index(error, words.index("Measured on")) for error in shown]
+    assert places == sorted(places)
+
+
+def test_every_drawing_is_valid_xml_with_a_label() -> None:
+    drawings = re.findall(r"<svg.*?</svg>", render(RECORD, _metrics(), _state(), ""), re.DOTALL)
+    assert len(drawings) == 8  # six curves, the centers, the bars
+    for drawing in drawings:
+        root = ET.fromstring(drawing)
+        assert root.get("role") == "img"
+        assert root.get("aria-label")
+        assert not re.search(r"nan|inf\b|None", drawing)
+
+
+def test_page_fetches_nothing_and_runs_nothing() -> None:
+    page = render(RECORD, _metrics(), _state(), "x = 1")
+    assert "http" not in page
+    assert "@import" not in page
+    assert "url(" not in page
+    for tag, attributes in _Page(page).tags:
+        assert tag not in ("script", "link", "iframe", "object")
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "srcset", "href"):
+            assert attributes.get(name, "data:image/png;base64,").startswith("data:image/png")
+
+
+def test_pictures_have_words_for_those_who_do_not_see_them() -> None:
+    labels = [attributes["alt"] for tag, attributes in _page(state=_state()).tags if tag == "img"]
+    # Rows 2 and 3 have no weight, and of the columns only 0 to 4 have one.
+    assert "2 of 4 rows and 11 of 16 columns are dead" in labels[0]
+    assert "11 inputs have none" in labels[1]
+
+
+def test_tensor_table_tells_what_is_left() -> None:
+    words = _page(state=_state()).text.replace(SPACE, " ")
+    assert "fc1.weight F32 4 \u00d7 16 64 6 9.38 % 2 of 4 11 of 16" in words
+    assert "norm.mean F32, kept exactly 4 4 4 100.0 %" in words
+    assert "tied = fc1.weight" in words
+
+
+def test_bytes_of_tensors_are_shown_when_the_record_has_them() -> None:
+    told = {**RECORD, "tensors": [{"name": "fc1.weight", "bytes": 4321}]}
+    assert "Bytes" not in _page(state=_state()).text
+    page = _page(told, state=_state())
+    assert "Bytes" in page.text
+    assert "4,321" in page.text
+
+
+def test_names_from_files_are_escaped_everywhere() -> None:
+    record = {
+        key: EVIL for key in ("network", "data", "method", "seed", "test_error", "versions")
+    } | {"skipped": {EVIL: EVIL}, "settings": {EVIL: [EVIL]}, "versions": {"reefknot": EVIL}}
+    lines = [
+        {**line, "phase": EVIL, "centers": {EVIL: [1.0], "b": [2.0]}, "counts": {EVIL: [3]}}
+        for line in _metrics()
+    ]
+    for state in (None, _state(EVIL.replace("\ud800", ""))):
+        page = render(record, lines, state, EVIL)
+        page.encode("utf-8")
+        assert "<script" not in page
+        assert "\x00" not in page
+        assert "alert" in _Page(page).text
+        for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+            ET.fromstring(drawing)
+
+
+def test_nothing_at_all_still_makes_a_page() -> None:
+    assert "reefknot" in _page({}, []).text
+    assert "reefknot" in _page({}, [], TiedState((), ())).text
+
+
+ODD: list[Any] = [None, float("nan"), 10**400, -1e308, 1e-320, 0, -3, True, "x", [], [None], {}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:8])
+def test_odd_values_never_stop_a_report(odd: Any) -> None:
+    for key in RECORD:
+        _page({**RECORD, key: odd}, [], _state())
+    for key in _metrics()[0]:
+        lines = _metrics()
+        lines[3][key] = odd
+        _page(RECORD, lines)
+        _page(RECORD, [{**line, key: odd} for line in lines])
+    for key in ("centers", "spreads", "counts"):
+        _page({}, [{**line, key: {"a": odd, "b": [odd, 1.0]}} for line in _metrics()])
+    _page({}, [odd, *_metrics()])
+
+
+@pytest.mark.parametrize("key", sorted(RECORD))
+def test_missing_key_is_left_out(key: str) -> None:
+    _page({name: value for name, value in RECORD.items() if name != key}, state=_state())
+
+
+def test_missing_rates_come_from_the_state() -> None:
+    words = _page({"file_bytes": 16}, [], _state()).text
+    # 64 + 4 + 4 floats are 288 bytes; 288 / 16 = 18.
+    assert "288 bytes" in words
+    assert "18.0\u00d7" in words
+    assert "Rate as papers count" in words
+
+
+def test_dense_run_without_clusters_shows_its_curves() -> None:
+    lines = [{"step": n, "phase": "train", "loss": 1 / (n + 1), "val_error": 3.0} for n in range(5)]
+    page = _page({"method": "dense", "network": "n"}, lines)
+    assert "Data loss" in page.text
+    assert "Cluster centers" not in page.text
+    assert "hard tying" not in page.text
+
+
+def test_steps_told_again_after_a_resume_are_drawn_once() -> None:
+    lines = figures.in_order([{"step": s, "n": n} for n, s in enumerate([0, 1, 2, 3, 2, 3, 4])])
+    assert [(line["step"], line["n"]) for line in lines] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (2, 4),
+        (3, 5),
+        (4, 6),
+    ]
+
+
+def test_phases_meet_where_the_first_ends() -> None:
+    found = figures.phases(figures.in_order(_metrics()))
+    assert found == [(0, 400, "soft"), (400, 700, "hard")]
+
+
+def test_long_runs_stay_small() -> None:
+    line = _metrics()[0] | {"centers": {"network": [float(k) for k in range(300)]}}
+    lines = [{**line, "step": n} for n in range(3_000)]
+    page = render(RECORD, lines, None, "")
+    assert len(page) < 1_000_000
+    assert "64 of 300 drawn" in page
+
+
+def test_many_shared_values_become_stems() -> None:
+    codebook = Codebook(F32, np.linspace(-1, 1, 100, dtype="<f4"))
+    state = TiedState((codebook,), (TiedTensor("w", 0, np.arange(100)),))
+    page = render({}, [], state, "")
+    assert page.count('class="stem') == 100
+
+
+def test_shared_values_are_read_from_types_that_numpy_lacks() -> None:
+    half = TiedTensor("w", 0, np.array([0, 1, 1]))
+    # bfloat16 0x3f80 is 1.0 and 0xc000 is -2.0: the upper halves of those float32 values.
+    bf16 = Codebook(DTYPES["BF16"], np.array([0x3F80, 0xC000], "<u2"))
+    found = figures.shared_values(TiedState((bf16,), (half,)), 0)
+    assert [(shared.value, shared.weights) for shared in found] == [(-2.0, 2), (1.0, 1)]
+    fp8 = Codebook(DTYPES["F8_E4M3"], np.array([0x38, 0x0], "u1"))
+    found = figures.shared_values(TiedState((fp8,), (half,)), 0)
+    assert [(shared.label, shared.weights) for shared in found] == [("0x00", 2), ("0x38", 1)]
+
+
+def test_words_for_numbers() -> None:
+    assert [plain(v) for v in (0.0, -0.25, 12345.6, 1e-7)] == [
+        "0",
+        "\u22120.25",
+        "12,346",
+        "1e\u22127",
+    ]
+    assert [rate(v) for v in (9.999, 99.94, 1234.5)] == ["10.00\u00d7", "99.9\u00d7", "1,234\u00d7"]
+    assert share(0.0213) == f"2.13{SPACE}%"
+    assert number(True) is None
+    assert number(float("inf")) is None
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def _folder(path: Path) -> Path:
+    (path / "record.json").write_text(json.dumps(RECORD))
+    lines = [json.dumps(line) for line in _metrics()]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 800, "lo')
+    (path / "config.toml").write_text('name = "<mine>"')
+    return path
+
+
+def test_write_report_reads_the_folder_and_leaves_one_file(tmp_path: Path) -> None:
+    path = write_report(_folder(tmp_path), _state())
+    assert path == tmp_path / "report.html"
+    page = _Page(path.read_text(encoding="utf-8"))
+    assert 'name = "<mine>"' in page.text
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "config.toml",
+        "metrics.jsonl",
+        "record.json",
+        "report.html",
+    ]
+
+
+def test_write_report_is_the_same_twice(tmp_path: Path) -> None:
+    first = write_report(_folder(tmp_path), _state()).read_bytes()
+    assert write_report(tmp_path, _state()).read_bytes() == first
+
+
+def test_page_is_on_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
+
+    def watched(self: Path, target: Path) -> Path:
+        assert self.parent == target.parent
+        order.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    write_report(_folder(tmp_path))
+    assert order == ["fsync", "replace"]
+
+
+def test_failure_keeps_the_old_page_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_folder(tmp_path) / "report.html").write_text("old")
+
+    def full(fd: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_report(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_page_has_normal_rights_and_follows_a_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "report.html").symlink_to(elsewhere / "page.html")
+    write_report(_folder(tmp_path))
+    assert (tmp_path / "report.html").is_symlink()
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (elsewhere / "page.html").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_unfinished_run_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(_metrics()[0]))
+    assert "Data loss" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "neither"), ("{", "not valid JSON"), ("[]", "a list; an object")],
+)
+def test_folder_that_is_no_run_is_refused_in_one_sentence(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "record.json").write_text(content)
+    with pytest.raises(ReefknotError, match=message):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()

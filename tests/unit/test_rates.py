@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+
+from reefknot.dtypes import DTYPES
+from reefknot.rates import predicted_bytes, rate_file, rate_fixed, rate_paper
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+
+F32 = DTYPES["F32"]
+CODEBOOK = Codebook(F32, np.array([0.0, 1.0, -1.0, 2.0], "<f4"))
+
+
+def state_of(**tensors):
+    return TiedState((CODEBOOK,), tuple(TiedTensor(n, 0, np.array(v)) for n, v in tensors.items()))
+
+
+def test_rate_file_counts_elements_times_item_size():
+    assert rate_file(state_of(w=[0, 1, 2, 3]), 8) == 2.0
+
+
+def test_rate_fixed_is_equation_2():
+    # N = 16, b = 32, K = 4.
+    assert rate_fixed(state_of(w=[[0, 1, 2, 3]] * 4)) == 16 * 32 / (16 * 2 + 4 * 32)
+
+
+def test_rate_fixed_counts_kept_tensors_at_their_own_size():
+    kept = KeptTensor("k", F32, np.zeros(3, "<f4"))
+    state = TiedState((CODEBOOK,), (TiedTensor("w", 0, np.zeros((4, 4), int)), kept))
+    assert rate_fixed(state) == (16 + 3) * 32 / (16 * 2 + 4 * 32 + 3 * 32)
+
+
+def test_rate_paper_of_a_dense_layer_worked_by_hand():
+    # Row 0: columns 1 and 3 (skipping 1, 1), ids 1 and 2; row 1: column 0 (skipping 0), id 1.
+    # Values: id 1 twice, id 2 once -> 3 bits, 2 entries of 2 + 5 bits.
+    # Gaps: 1 twice, 0 once         -> 3 bits, 2 entries of 5 + 5 bits.
+    # Rows: 2 entries, 1 entry      -> 2 bits, 2 entries of 2 + 5 bits.
+    state = state_of(w=[[0, 1, 0, 2], [1, 0, 0, 0]])
+    assert 8 * 32 / rate_paper(state) == pytest.approx((3 + 14) + (3 + 20) + (2 + 14) + 4 * 32)
+
+
+def test_rate_paper_bridges_long_gaps_with_filler_zeros():
+    # One entry at column 70 skips 70 = 2 * 32 + 6: two fillers (gap 31, id 0), then gap 6, id 1.
+    # Values: 0, 0, 1 -> 3 bits, 2 * 7; gaps: 31, 31, 6 -> 3 bits, 2 * 10; one row of 3: 0 and 7.
+    row = np.zeros((1, 100), int)
+    row[0, 70] = 1
+    assert 100 * 32 / rate_paper(state_of(w=row)) == pytest.approx(17 + 23 + 7 + 128)
+
+
+def test_rate_paper_gives_convolutions_a_longer_span():
+    # The same 70 zeros need no filler with 8 bits: one symbol each, so only the tables cost.
+    kernel = np.zeros((1, 100, 1, 1), int)
+    kernel[0, 70] = 1
+    assert 100 * 32 / rate_paper(state_of(w=kernel)) == pytest.approx(7 + (8 + 5) + (1 + 5) + 128)
+
+
+def test_rate_paper_counts_a_bias_as_one_more_row_of_its_layer():
+    matrix = [[0, 1, 0, 2], [1, 0, 0, 0]]
+    split = TiedState(
+        (CODEBOOK,),
+        (
+            TiedTensor("a.weight", 0, np.array(matrix[:1])),
+            TiedTensor("a.bias", 0, np.array(matrix[1])),
+        ),
+    )
+    assert rate_paper(split) == rate_paper(state_of(w=matrix))
+
+
+@pytest.mark.parametrize("rate", [rate_fixed, rate_paper])
+def test_states_without_codebook_have_rate_one(rate):
+    assert rate(TiedState((), (KeptTensor("k", F32, np.ones((2, 3), "<f4")),))) == 1.0
+    assert rate(TiedState((), ())) == 1.0
+    assert rate(TiedState((), (KeptTensor("k", F32, np.ones((0, 3), "<f4")),))) == 1.0
+
+
+@pytest.mark.parametrize("rate", [rate_fixed, rate_paper])
+def test_empty_scalar_and_all_zero_tensors_have_a_rate(rate):
+    state = state_of(empty=np.zeros((3, 0), int), none=np.zeros(0, int), scalar=3, zeros=[[0, 0]])
+    assert 0 < rate(state) < math.inf
+
+
+def test_rate_paper_without_a_zero_in_the_codebook():
+    codebook = Codebook(F32, np.array([1.0, 2.0], "<f4"))
+    state = TiedState((codebook,), (TiedTensor("w", 0, np.array([[0, 1], [1, 1]])),))
+    # Values: 4 bits, 2 * (1 + 5); gaps all 0: 10; rows all 2: 2 + 5; codebook 64.
+    assert 4 * 32 / rate_paper(state) == pytest.approx(4 + 12 + 10 + 7 + 64)
+
+
+def test_predicted_bytes_is_the_zero_order_entropy():
+    # 1 of 4 set: 4 * H(1/4) = 3.245 bits, for 100 such groups 324.5 bits = 40.6 bytes.
+    assert predicted_bytes([np.array([300, 100])], codebook_bytes=8, kept_bytes=5) == 41 + 8 + 5
+    nothing = [np.array([0, 7]), np.array([], int)]
+    assert predicted_bytes(nothing, codebook_bytes=0, kept_bytes=0) == 0
