@@ -155,8 +155,7 @@ class _ParameterTying(Method):
 
     def finish(self) -> TiedState:
         """The tied state; the weights must still be exactly tied."""
-        if not self.hard:
-            raise TyingError("the weights are still soft; call harden() before finish()")
+        self._require_hard()
         codebooks: list[Codebook] = []
         tied: dict[str, tuple[int, np.ndarray]] = {}
         for group in self.groups:

@@ -19,6 +19,7 @@ class Dense(Method):
 
     def finish(self) -> TiedState:
         """Every tensor of the model, kept."""
+        self._require_hard()
         self.detach()
         return self._state()
 

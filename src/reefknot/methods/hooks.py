@@ -7,11 +7,14 @@ Unaware   of what the functions do.
 
 With `step(closure)` the gradients exist only after the closure, which also zeroes them first: so
 the closure is wrapped. With a GradScaler and a fused optimizer the gradients are still scaled and
-a step with infinities in them is skipped inside the optimizer: both are looked at here.
+a step with infinities in them is skipped inside the optimizer: both are looked at here. An
+optimizer whose `step` calls its base class's runs the hooks twice: only the outer call counts.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -48,6 +51,7 @@ class StepHooks:
         self._before, self._after = before, after
         self._stepped: set[int] = set()  # optimizers that have stepped in this round
         self._current: dict[int, Step] = {}  # by optimizer, between its two hooks
+        self._frames: dict[int, FrameType] = {}  # of the outermost `step` call under way
         self._handles = [
             handle
             for optimizer in optimizers
@@ -65,6 +69,10 @@ class StepHooks:
     def _enter(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        caller = sys._getframe(1)  # torch's wrapper around `step`
+        if _is_inside(caller, self._frames.get(id(optimizer))):
+            return None
+        self._frames[id(optimizer)] = caller
         self._current.pop(id(optimizer), None)  # left over if the last step raised
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
@@ -106,6 +114,9 @@ class StepHooks:
         self._current[id(step.optimizer)] = step
 
     def _leave(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._frames.get(id(optimizer)) is not sys._getframe(1):
+            return  # an inner call
+        del self._frames[id(optimizer)]
         step = self._current.pop(id(optimizer), None)
         if step is None:
             return  # skipped
@@ -115,6 +126,15 @@ class StepHooks:
             self._stepped.clear()
         with torch.no_grad():
             self._after(step)
+
+
+def _is_inside(frame: FrameType | None, outer: FrameType | None) -> bool:
+    """Whether `outer` is among the callers of `frame`; it is not if that call has raised."""
+    while frame is not None and outer is not None:
+        frame = frame.f_back
+        if frame is outer:
+            return True
+    return False
 
 
 def _check(optimizer: Optimizer) -> None:

@@ -121,6 +121,10 @@ class Method(ABC):
 
     # -- ending in a state ------------------------------------------------------------------
 
+    def _require_hard(self) -> None:
+        if not self.hard:
+            raise TyingError("the weights are still soft; call harden() before finish()")
+
     def _state(
         self,
         tied: Mapping[str, tuple[int, np.ndarray]] | None = None,

@@ -1,0 +1,162 @@
+"""Every method of the registry keeps the contract."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from reefknot import METHODS, TyingError
+from reefknot.loading import tensors
+from reefknot.train import Batches, Plan, train
+
+INPUTS = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(0, 4, (64,), generator=torch.Generator().manual_seed(6))
+PLAN = Plan(soft_steps=6, hard_steps=4, rate=0.05, hard_rate=0.02)
+
+# Settings that let a method show what it does within ten steps.
+SETTINGS = {
+    "apt": {"num_clusters": 5, "refit_every": 3},
+    "sparse_apt": {"num_clusters": 5, "refit_every": 3, "l1_strength": 1e-3},
+}
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 4))
+
+
+def convnet():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
+    )
+
+
+def parts(name, make, seed=0):
+    torch.manual_seed(seed)
+    model = make()
+    method = METHODS[name](model, **SETTINGS.get(name, {}))
+    parameters = [*model.parameters(), *method.extra_parameters()]
+    return model, method, torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def go(model, method, optimizer, stop=None, step=0):
+    """Train to the end, or to a number of completed steps."""
+    for progress in train(
+        model, method, optimizer, Batches(INPUTS, LABELS, 16, 0), PLAN, step=step
+    ):
+        if progress.event == "step" and progress.step == stop:
+            return
+
+
+@pytest.fixture(params=sorted(METHODS))
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=[mlp, convnet], ids=["mlp", "convnet"])
+def make(request):
+    return request.param
+
+
+def test_it_is_registered_under_its_own_name(name):
+    assert METHODS[name].name == name
+    assert METHODS[name].__doc__
+
+
+def test_a_run_ends_in_a_valid_state_with_the_models_own_keys(name, make):
+    model, method, optimizer = parts(name, make)
+    keys = list(model.state_dict())
+    method.attach(optimizer)
+    go(model, method, optimizer)
+    state = method.finish()
+    assert [n for n, _, _ in state.arrays()] == keys
+    assert list(model.state_dict()) == keys
+    assert all(np.all(np.isfinite(values)) for _, _, values in state.arrays())
+    assert 0 <= state.density <= 1
+
+
+def test_the_models_outputs_are_those_of_its_state(name, make):
+    model, method, optimizer = parts(name, make)
+    method.attach(optimizer)
+    go(model, method, optimizer)
+    fresh = make()
+    fresh.load_state_dict(tensors(method.finish()))
+    model.eval(), fresh.eval()
+    assert torch.equal(model(INPUTS), fresh(INPUTS))
+
+
+def test_training_changes_the_weights(name, make):
+    model, method, optimizer = parts(name, make)
+    before = cross_entropy(model(INPUTS), LABELS).item()
+    method.attach(optimizer)
+    go(model, method, optimizer, stop=2)
+    assert cross_entropy(model(INPUTS), LABELS).item() != before
+
+
+def test_the_same_seed_gives_the_same_state(name, make):
+    states = []
+    for _ in range(2):
+        model, method, optimizer = parts(name, make)
+        method.attach(optimizer)
+        go(model, method, optimizer)
+        states.append(method.finish())
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("stop", [2, 6, 8])
+def test_resuming_equals_not_stopping(name, make, stop):
+    model, method, optimizer = parts(name, make)
+    method.attach(optimizer)
+    go(model, method, optimizer)
+    uninterrupted = method.finish()
+
+    model, method, optimizer = parts(name, make)
+    method.attach(optimizer)
+    go(model, method, optimizer, stop=stop)
+    saved = method.state_dict()
+    assert all(isinstance(v, torch.Tensor | int | float) for v in saved.values())
+    only_tensors = {k: v.contiguous() for k, v in saved.items() if isinstance(v, torch.Tensor)}
+    saved |= load(save(only_tensors))
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    memory = io.BytesIO()
+    torch.save(optimizer.state_dict(), memory)
+
+    model, method, optimizer = parts(name, make, seed=99)
+    model.load_state_dict(weights)
+    method.load_state_dict(saved)
+    memory.seek(0)
+    optimizer.load_state_dict(torch.load(memory, weights_only=True))  # noqa: TID251  our own bytes
+    method.attach(optimizer)
+    go(model, method, optimizer, step=stop)
+    assert method.finish() == uninterrupted
+
+
+def test_finishing_before_hardening_is_refused(name, make):
+    _, method, optimizer = parts(name, make)
+    method.attach(optimizer)
+    with pytest.raises(TyingError, match="harden"):
+        method.finish()
+
+
+def test_stats_have_what_a_progress_bar_shows(name, make):
+    model, method, optimizer = parts(name, make)
+    method.attach(optimizer)
+    go(model, method, optimizer, stop=2)
+    stats = method.stats()
+    assert stats["phase"] in ("soft", "hard", "train")
+    assert stats["step"] == 2
+    assert 0 <= stats["density"] <= 1
+    assert stats["predicted_bytes"] > 0
+
+
+def test_after_finishing_the_optimizer_is_free(name, make):
+    model, method, optimizer = parts(name, make)
+    method.attach(optimizer)
+    go(model, method, optimizer)
+    method.finish()
+    step = method.step
+    optimizer.step()
+    assert method.step == step

@@ -1,0 +1,197 @@
+"""What plain and sparse APT promise beyond the contract."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from reefknot import APT, ConfigError, SparseAPT, TyingError
+
+INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def trained(model, steps=5, hard_steps=2, kind=SparseAPT, **settings):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    tie = kind(model, **settings).attach(optimizer)
+
+    def go(count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            cross_entropy(model(INPUTS), LABELS).backward()
+            optimizer.step()
+
+    go(steps)
+    tie.harden()
+    go(hard_steps)
+    return tie
+
+
+def test_the_defaults_work():
+    state = trained(net()).finish()
+    assert state.num_clusters <= 17
+    assert state.density < 1
+
+
+def test_sparse_apt_has_zeros_even_without_l1_and_plain_apt_has_none():
+    assert trained(net(), l1_strength=0.0, num_clusters=5).finish().density < 1
+    assert trained(net(), kind=APT, num_clusters=5).finish().density == 1
+
+
+def test_refits_happen_every_so_many_steps_and_at_hardening():
+    model = net()
+    tie = SparseAPT(model, num_clusters=4, refit_every=3)
+    refits = []
+    for group in tie.groups:
+        original = group.refit
+        group.refit = lambda original=original: (refits.append(tie.step), original())[1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tie.attach(optimizer)
+    for _ in range(7):
+        cross_entropy(model(INPUTS), LABELS).backward()
+        optimizer.step()
+    tie.harden()
+    assert refits == [3, 6, 7]
+
+
+def test_random_tying_never_refits_not_even_at_hardening():
+    model = net()
+    first = nn.utils.parameters_to_vector(model.parameters()).detach().double().numpy()
+    even = np.linspace(first.min(), first.max(), 4)
+    expected = np.abs(first[:, None] - even).argmin(1)
+    tie = trained(model, refit_every=0, num_clusters=4)
+    assert np.array_equal(tie.groups[0]._gather_assignment(), expected)
+    assert tie.changed is None
+
+
+def test_scope_tensor_and_a_number_of_clusters_for_each():
+    clusters = {"0.weight": 4, "0.bias": 2, "2.weight": 3, "2.bias": 1}
+    with pytest.raises(ConfigError, match="from 2 to"):
+        SparseAPT(net(), scope="tensor", num_clusters=clusters)
+    state = trained(net(), kind=APT, scope="tensor", num_clusters=clusters).finish()
+    sizes = [len(book) for book in state.codebooks]
+    assert all(size <= k for size, k in zip(sizes, clusters.values(), strict=True))
+
+
+def test_a_mapping_must_name_the_groups_that_there_are():
+    with pytest.raises(ConfigError, match="'rest'") as caught:
+        SparseAPT(net(), num_clusters={"rest": 3})
+    assert any("'network'" in mistake for mistake in caught.value.mistakes)
+
+
+def test_all_mistakes_in_settings_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        SparseAPT(net(), num_clusters=1, tying_strength=-1.0, init="random", refit_every=1.5)
+    assert len(caught.value.mistakes) == 4
+
+
+def test_what_is_skipped_is_logged_and_kept(caplog):
+    with caplog.at_level(logging.WARNING, "reefknot"):
+        tie = trained(net(), exclude="2.bias")
+    assert "2.bias (excluded)" in caplog.text
+    assert tie.skipped == {"2.bias": "excluded"}
+    state = tie.finish()
+    assert [type(t).__name__ for t in state.tensors] == ["TiedTensor"] * 3 + ["KeptTensor"]
+
+
+def test_a_tied_parameter_that_nobody_trains_is_reported(caplog):
+    model = net()
+    with caplog.at_level(logging.WARNING, "reefknot"):
+        SparseAPT(model).attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    assert "2.weight" in caplog.text
+
+
+def test_weights_changed_behind_its_back_are_named_at_the_end():
+    model = net()
+    tie = trained(model)
+    with torch.no_grad():
+        model[2].weight[0, 0] += 1
+    with pytest.raises(TyingError, match=r"'2.weight'"):
+        tie.finish()
+
+
+def test_equal_centers_are_merged_and_unused_ones_dropped():
+    model = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0, 1.0, 2.0, 9.0]]))
+    tie = APT(model, num_clusters=4)
+    tie.harden()
+    group = tie.groups[0]
+    group.centers = np.array([0.0, 2.0, 2.0, 9.0])
+    group._project()
+    state = tie.finish()
+    assert state.codebooks[0].values.tolist() == [0.0, 2.0, 9.0]
+    assert state.tensors[0].indices.tolist() == [[0, 1, 1, 2]]
+
+
+def test_shared_parameters_and_buffers_end_up_right_in_the_state():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    state = trained(model).finish()
+    assert dict(state.aliases) == {"2.weight": "0.weight"}
+    kept = {t.name: t.trainable for t in state.tensors if type(t).__name__ == "KeptTensor"}
+    assert kept == dict.fromkeys(
+        ["1.running_mean", "1.running_var", "1.num_batches_tracked"], False
+    )
+    assert {name for name, _, _ in state.arrays()} == set(model.state_dict())
+
+
+def test_a_state_dict_entry_that_is_no_tensor_is_refused_by_name():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(TyingError, match="_extra_state"):
+        trained(nn.Sequential(Extra(6, 3))).finish()
+
+
+def test_bfloat16_models_are_tied_too():
+    model = net().to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tie = SparseAPT(model, num_clusters=4).attach(optimizer)
+    cross_entropy(model(INPUTS.bfloat16()), LABELS).backward()
+    optimizer.step()
+    tie.harden()
+    state = tie.finish()
+    assert state.codebooks[0].dtype.tag == "BF16"
+
+
+def test_stats_tell_density_penalty_and_clusters():
+    tie = trained(net(), num_clusters=4)
+    weights = nn.utils.parameters_to_vector(tie.model.parameters())
+    stats = tie.stats()
+    assert stats["density"] == pytest.approx(float((weights != 0).float().mean()))
+    assert stats["kmeans_penalty"] == pytest.approx(0.0, abs=1e-12)
+    assert sum(stats["counts"]["network"]) == len(weights)
+    assert len(stats["centers"]["network"]) == len(stats["spreads"]["network"]) == 4
+    assert 0 < stats["predicted_bytes"] < 4 * len(weights)
+
+
+def test_kmeans_penalty_is_half_the_squared_distance():
+    model = nn.Linear(3, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0, 1.0, 4.0]]))
+    tie = APT(model, num_clusters=2)  # even: centers 0 and 4
+    assert tie.stats()["kmeans_penalty"] == 0.5
+
+
+def test_hardening_twice_is_refused():
+    with pytest.raises(TyingError, match="hard already"):
+        trained(net()).harden()
+
+
+def test_kmedians_trains_and_ties():
+    state = trained(net(), distance="l1", num_clusters=4).finish()
+    assert state.num_clusters <= 4

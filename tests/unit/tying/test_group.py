@@ -1,0 +1,169 @@
+"""Soft tying, refit and hard tying, worked by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from reefknot.errors import DivergedError, TyingError
+from reefknot.tying.group import Group
+from reefknot.tying.selection import Named
+
+
+def group_of(*rows, k=3, distance="l2", dtype=torch.float64):
+    parameters = [nn.Parameter(torch.tensor(row, dtype=dtype)) for row in rows]
+    return Group("network", [Named(f"p{n}", p) for n, p in enumerate(parameters)], k, distance)
+
+
+def values(group):
+    return [p.detach().tolist() for p in group.members.values()]
+
+
+def assigned(group):
+    return [group.assignment(name).tolist() for name in group.members]
+
+
+def test_first_centers_are_spread_evenly_over_the_range():
+    group = group_of([0.0, 1.0], [3.0, 4.0])
+    group.start("even")
+    assert group.centers.tolist() == [0.0, 2.0, 4.0]  # not the means: no k-means has run
+    assert assigned(group) == [[0, 0], [1, 2]]  # 1 and 3 lie half way: the lower center
+    assert group.counts.tolist() == [2, 1, 1]
+
+
+def test_first_centers_by_kmeans_are_means():
+    group = group_of([0.0, 1.0, 10.0, 20.0])
+    group.start("kmeans")
+    assert group.centers.tolist() == [0.5, 10.0, 20.0]
+
+
+def test_the_pull_is_towards_the_own_center_and_towards_zero():
+    group = group_of([0.0, 1.0, 3.0, -1.0], k=2)
+    group.start("even")  # centers -1 and 3; 1 lies half way
+    grad = torch.tensor([10.0, 10.0, 10.0, 10.0], dtype=torch.float64)
+    group.add_pull_("p0", grad, 0.5, 0.25)
+    # 0: 0.5*(0+1) = 0.5, sign 0; 1: 0.5*(1+1) + 0.25; 3: 0 + 0.25; -1: 0 - 0.25
+    assert grad.tolist() == [10.5, 11.25, 10.25, 9.75]
+
+
+def test_refreshing_moves_centers_to_means_and_keeps_the_assignment():
+    group = group_of([0.0, 1.0, 4.0], k=2)
+    group.start("even")
+    with torch.no_grad():
+        group.members["p0"].copy_(torch.tensor([5.0, 6.0, -7.0]))
+    group.refresh()
+    assert assigned(group) == [[0, 0, 1]]
+    assert group.centers.tolist() == pytest.approx([5.5, -7.0], abs=1e-12)
+
+
+def test_an_empty_cluster_keeps_its_center_until_the_refit_moves_it():
+    group = group_of([0.0, 0.5, 10.0, 12.0])  # centers 0, 6, 12: 6 has no weight
+    group.start("even")
+    assert group.counts.tolist() == [2, 0, 2]
+    group.refresh()
+    assert group.centers.tolist() == [0.25, 6.0, 11.0]
+    group.refit()
+    # {0, 0.5} and {10, 12}: 10 and 12 are both 1 from their mean, the lower is taken.
+    assert group.centers.tolist() == [0.25, 10.0, 12.0]
+    assert np.all(np.isfinite(group.centers))
+
+
+def test_refit_tells_the_share_of_changed_assignments():
+    group = group_of([0.0, 1.0, 9.0, 10.0], k=2)
+    group.start("even")
+    with torch.no_grad():
+        group.members["p0"].copy_(torch.tensor([0.0, 9.5, 9.0, 10.0]))
+    assert group.refit() == 0.25
+    assert assigned(group) == [[0, 1, 1, 1]]
+    assert group.centers.tolist() == [0.0, 9.5]
+
+
+def test_hardening_projects_and_makes_the_smallest_center_exactly_zero():
+    group = group_of([0.2, 0.4, 4.0], [-5.0, 6.0])
+    group.start("kmeans")  # {-5}, {0.2, 0.4}, {4, 6}
+    group.harden(zero_cluster=True)
+    assert values(group) == [[0.0, 0.0, 5.0], [-5.0, 5.0]]
+    assert group.zero_cluster == 1
+
+
+def test_hardening_without_a_zero_cluster_keeps_every_center():
+    group = group_of([0.25, 0.75, 4.0], k=2)
+    group.start("kmeans")
+    group.harden(zero_cluster=False)
+    assert values(group) == [[0.5, 0.5, 4.0]]
+
+
+def test_after_a_hard_step_each_weight_is_its_clusters_mean_and_zeros_stay_zero():
+    group = group_of([0.1, -0.1, 4.0, 4.0, -3.0])
+    group.start("kmeans")
+    group.harden(zero_cluster=True)
+    with torch.no_grad():  # an optimizer with a memory for each weight
+        group.members["p0"].add_(torch.tensor([0.5, 0.0, 1.0, 2.0, -1.0]))
+    group.retie()
+    assert values(group) == [[0.0, 0.0, 5.5, 5.5, -4.0]]
+
+
+def test_zero_is_positive_zero():
+    group = group_of([-0.25, 0.25, 8.0], k=2, dtype=torch.float32)
+    group.start("kmeans")
+    group.harden(zero_cluster=True)
+    with torch.no_grad():
+        group.members["p0"].copy_(torch.tensor([-0.0, -0.0, 8.0]))
+    group.retie()
+    assert not torch.signbit(group.members["p0"]).any()
+
+
+def test_medians_are_lower_medians():
+    group = group_of([0.0, 1.0, 5.0, 20.0, 30.0], k=2, distance="l1")
+    group.start("kmeans")
+    assert group.centers.tolist() == [1.0, 20.0]
+    with torch.no_grad():
+        group.members["p0"].copy_(torch.tensor([3.0, 2.0, 9.0, 21.0, 33.0]))
+    group.refresh()
+    assert group.centers.tolist() == [3.0, 21.0]
+
+
+def test_the_pull_to_a_median_has_constant_size():
+    group = group_of([0.0, 1.0, 5.0], k=1, distance="l1")
+    group.start("kmeans")  # the median is 1
+    grad = torch.zeros(3, dtype=torch.float64)
+    group.add_pull_("p0", grad, 0.5, 0.0)
+    assert grad.tolist() == [-0.5, 0.0, 0.5]
+
+
+def test_a_parameter_laid_out_anew_keeps_its_assignment():
+    weight = nn.Parameter(torch.randn(4, 3, 2, 2, dtype=torch.float64))
+    group = Group("network", [Named("w", weight)], 5)
+    group.start("kmeans")
+    before = group.centers[group.assignment("w").numpy()]
+    weight.data = weight.data.to(memory_format=torch.channels_last)
+    group.refresh()
+    after = group.centers[group.assignment("w").contiguous().numpy()]
+    np.testing.assert_allclose(before, after, atol=1e-12)
+    group.harden(zero_cluster=False)
+    np.testing.assert_allclose(weight.detach().numpy(), before, atol=1e-12)
+
+
+def test_saving_and_loading_gives_the_same_group():
+    group = group_of([0.1, 2.0], [[3.0], [-1.0]])
+    group.start("kmeans")
+    group.harden(zero_cluster=True)
+    other = group_of([0.0, 0.0], [[0.0], [0.0]])
+    other.load_state_dict(group.state_dict())
+    assert np.array_equal(other.centers, group.centers)
+    assert assigned(other) == assigned(group)
+    assert other.zero_cluster == group.zero_cluster
+    assert other.counts.tolist() == group.counts.tolist()
+
+
+def test_an_assignment_of_another_model_is_refused():
+    group = group_of([0.1, 2.0, 3.0])
+    group.start("kmeans")
+    with pytest.raises(TyingError, match="another model"):
+        group_of([0.1, 2.0]).load_state_dict(group.state_dict())
+
+
+def test_weights_that_cannot_be_clustered_are_named():
+    group = group_of([1.0], [float("nan")])
+    with pytest.raises(DivergedError, match="'p1'"):
+        group.start("even")

@@ -1,0 +1,148 @@
+"""The compiled loops and their plain torch twins do the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot import DivergedError
+from reefknot.tying import ops
+
+CENTERS = np.array([-0.5, -0.1, 0.0, 0.2, 0.7])
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
+def tensors(request):
+    random = torch.Generator().manual_seed(3)
+    weights = torch.randn(7, 5, 3, 3, generator=random, dtype=torch.float64).to(request.param)
+    grad = torch.randn(7, 5, 3, 3, generator=random, dtype=torch.float64).to(request.param)
+    assignment = torch.randint(0, 5, weights.shape, generator=random).to(torch.uint8)
+    return weights, grad, assignment
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Run the torch twin, as on a device that the compiled loops cannot reach."""
+
+    def switch():
+        monkeypatch.setattr(ops, "runs_compiled", lambda tensor: False)
+
+    return switch
+
+
+@pytest.mark.parametrize("to_medians", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_twins_add_the_same_pull(tensors, plain, to_medians, layout):
+    weights, grad, assignment = (t.to(memory_format=layout) for t in tensors)
+    strengths = {"tying_strength": 0.3, "l1_strength": 0.01, "to_medians": to_medians}
+    compiled, twin = grad.clone(), grad.clone()
+    ops.add_pull_(compiled, weights, assignment, CENTERS, **strengths)
+    plain()
+    ops.add_pull_(twin, weights, assignment, CENTERS, **strengths)
+    torch.testing.assert_close(compiled, twin, rtol=1e-6, atol=1e-7)
+    own = torch.from_numpy(CENTERS)[assignment.long()]
+    away = weights.double() - own
+    pull = 0.3 * (away.sign() if to_medians else away) + 0.01 * weights.double().sign()
+    torch.testing.assert_close(compiled.double(), grad.double() + pull, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_another_layout_gets_the_same_pull(tensors):
+    weights, grad, assignment = tensors
+    strengths = {"tying_strength": 0.3, "l1_strength": 0.01, "to_medians": False}
+    straight, turned = grad.clone(), grad.clone(memory_format=torch.channels_last)
+    ops.add_pull_(straight, weights, assignment, CENTERS, **strengths)
+    ops.add_pull_(turned, weights, assignment, CENTERS, **strengths)
+    torch.testing.assert_close(straight, turned, rtol=1e-6, atol=1e-7)
+
+
+def test_twins_sum_to_the_same_bits(tensors, plain):
+    weights, _, assignment = tensors
+    compiled = ops.cluster_sums(weights, assignment, CENTERS, 40)
+    plain()
+    twin = ops.cluster_sums(weights, assignment, CENTERS, 40)
+    assert np.array_equal(compiled[0], twin[0])
+    assert compiled[1] == twin[1]
+
+
+@given(order=st.permutations(range(60)), cut=st.integers(0, 60))
+def test_means_do_not_depend_on_the_order_or_on_how_the_weights_are_divided(order, cut):
+    weights = torch.randn(60, generator=torch.Generator().manual_seed(0)) * 3
+    assignment = (torch.arange(60) % 5).to(torch.uint8)
+    counts = np.full(5, 12)
+    whole = ops.cluster_means([(weights, assignment)], CENTERS, counts)
+    w, a = weights[list(order)], assignment[list(order)]
+    parts = [(w[:cut].clone(), a[:cut].clone()), (w[cut:].clone(), a[cut:].clone())]
+    assert np.array_equal(ops.cluster_means(parts, CENTERS, counts), whole)
+
+
+def test_means_are_the_means():
+    weights = torch.tensor([1.0, 2.0, 4.0, -1.0])
+    assignment = torch.tensor([1, 1, 1, 0], dtype=torch.uint8)
+    means = ops.cluster_means(
+        [(weights, assignment)], np.array([0.0, 0.5, 9.0]), np.array([1, 3, 0])
+    )
+    assert means[0] == -1.0
+    assert means[1] == pytest.approx(7 / 3, abs=1e-12)
+    assert means[2] == 9.0  # empty: it stays where it is
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_means_of_any_magnitude_are_found_from_poor_centers(size):
+    weights = torch.tensor([size, 3 * size], dtype=torch.float64)
+    assignment = torch.zeros(2, dtype=torch.uint8)
+    means = ops.cluster_means([(weights, assignment)], np.array([1e-3 * size]), np.array([2]))
+    assert means[0] == pytest.approx(2 * size, rel=1e-9)
+
+
+def test_a_cluster_that_did_not_move_keeps_its_value_exactly():
+    value = torch.tensor(0.1234567, dtype=torch.float32)
+    weights, assignment = value.repeat(1001), torch.zeros(1001, dtype=torch.uint8)
+    center = np.array([float(value)])
+    assert ops.cluster_means([(weights, assignment)], center, np.array([1001])) == center
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_weights_that_are_not_finite_are_found(bad, compiled, plain):
+    if not compiled:
+        plain()
+    weights = torch.tensor([1.0, bad])
+    with pytest.raises(DivergedError, match="not finite"):
+        ops.cluster_means([(weights, torch.zeros(2, dtype=torch.uint8))], CENTERS, np.full(5, 1))
+
+
+def test_twins_project_to_the_same_bits(tensors, plain):
+    weights, _, assignment = (t.to(memory_format=torch.channels_last) for t in tensors)
+    compiled, twin = weights.clone(), weights.clone()
+    ops.project_(compiled, assignment, CENTERS)
+    plain()
+    ops.project_(twin, assignment, CENTERS)
+    assert torch.equal(compiled, twin)
+    expected = torch.from_numpy(CENTERS).to(weights.dtype)[assignment.long()]
+    assert torch.equal(compiled, expected)
+
+
+def test_twins_threshold_alike(plain):
+    weights = torch.tensor([-1.0, -0.25, -0.1, 0.0, 0.1, 0.25, 1.0])
+    expected = torch.tensor([-0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75])
+    compiled, twin = weights.clone(), weights.clone()
+    ops.soft_threshold_(compiled, 0.25)
+    plain()
+    ops.soft_threshold_(twin, 0.25)
+    assert torch.equal(compiled, expected)
+    assert torch.equal(twin, expected)
+
+
+def test_half_precision_weights_are_tied_through_the_twin():
+    weights = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
+    assignment = torch.tensor([0, 0], dtype=torch.uint8)
+    assert ops.cluster_means([(weights, assignment)], np.array([0.0]), np.array([2])) == 0.75
+
+
+def test_dense_memory_is_told_from_gaps():
+    assert ops.is_dense(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    assert ops.is_dense(torch.empty(4, 3).t())
+    assert ops.is_dense(torch.empty(()))
+    assert not ops.is_dense(torch.empty(4, 6)[:, ::2])
+    assert not ops.is_dense(torch.empty(1, 3).expand(2, 3))
