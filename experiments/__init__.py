@@ -1,0 +1,1 @@
+"""Experiments: configurations, studies, records and the tables made from them."""

@@ -1,6 +1,6 @@
 """How the two L1 steps compare under optimizers that scale the gradient.
 
-    python -m experiments.l1_steps          # trains, writes the record, renews docs/method.md; 2 minutes
+    python -m experiments.l1_steps          # 2 minutes
 
 Takes     the embedded digits; one seed, validation errors only.
 Gives     experiments/records/l1_steps.json and the table between the marks in docs/method.md.
@@ -55,11 +55,11 @@ def measure(optimizer_name: str, l1_step: str, l1_strength: float) -> dict[str, 
 def table(rows: list[dict[str, object]]) -> str:
     """The record as Markdown."""
     lines = [
-        "Digits, 64-300-100-10, rate 1e-3 (Adam) or 1.0 (Adadelta) with cosine decay, 3,000 steps of soft",
-        "tying, K = 17, one seed (`python -m experiments.l1_steps`):",
+        "Digits, 64-300-100-10, rate 1e-3 (Adam) or 1.0 (Adadelta) with cosine decay, 3,000 steps",
+        "of soft tying, K = 17, one seed (`python -m experiments.l1_steps`):",
         "",
-        "| optimizer | `l1_step` | `l1_strength` | exact zeros before `harden()` | density after it "
-        "| validation error % |",
+        "| optimizer | `l1_step` | `l1_strength` | exact zeros before `harden()` "
+        "| density after it | validation error % |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -79,6 +79,11 @@ def main() -> None:
         for strength in strengths
     ]
     RECORD.write_text(json.dumps(rows, indent=1) + "\n")
+    renew(rows)
+
+
+def renew(rows: list[dict[str, object]]) -> None:
+    """Put the table into the document."""
     before, _, rest = DOCUMENT.read_text().partition("<!-- l1 -->\n")
     _, _, after = rest.partition("<!-- /l1 -->")
     DOCUMENT.write_text(f"{before}<!-- l1 -->\n{table(rows)}\n<!-- /l1 -->{after}")

@@ -7,13 +7,14 @@ Unaware   of which method it runs and of how progress is shown.
 """
 
 import json
+import os
 import platform
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,7 +92,8 @@ def run(
 
 def _claim(folder: Path, config: Config, resume: bool) -> None:
     """Make the folder this run's own, or be sure that it is."""
-    text = to_toml(config)
+    start = None if config.start is None else os.path.relpath(config.start, folder)
+    text = to_toml(replace(config, start=start))  # so that the folder can be moved with its parent
     kept = folder / "config.toml"
     if resume and kept.exists():
         before = read_bytes(kept).decode()

@@ -86,9 +86,7 @@ def add_pull_(
     away = w - _on(centers, w)[a.long()]
     if to_medians:
         away = away.sign()
-    g.add_(away * tying_strength)
-    if l1_strength:
-        g.add_(w.sign() * l1_strength)
+    g.add_(away * tying_strength + w.sign() * l1_strength)
 
 
 def cluster_sums(

@@ -1,0 +1,151 @@
+"""Our results beside the paper's, from records only.
+
+    python -m experiments.tables            # the table as Markdown
+    python -m experiments.tables --check    # load every file, evaluate it again, compare
+
+Takes     experiments/records/*/ with record.json, config.toml and model.reef.
+Gives     one row per network and recipe, the mean over its seeds; or the records that do not hold.
+
+A record is checked in float64, so that the number of wrong answers is the same on every machine.
+"""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import reefknot
+from reefknot.config import make_config
+from reefknot.format import open_state
+from reefknot.rates import rate_file, rate_paper
+from reefknot.train import error_percent
+from reefknot.zoo import DATASETS, NETWORKS, as_data, resolve
+
+RECORDS = Path(__file__).parent / "records"
+
+# Table 1 of the paper: error %, non-zero %, "max. compression rate".
+PAPER = {
+    ("lenet-300-100", "deep_compression"): (1.6, 8.0, 40),
+    ("lenet-300-100", "soft_weight_sharing"): (1.9, 4.3, 64),
+    ("lenet-300-100", "sparse_vd"): (1.8, 2.2, 113),
+    ("lenet-300-100", "bayesian_compression-gnj"): (1.8, 10.8, 58),
+    ("lenet-300-100", "bayesian_compression-ghs"): (2.0, 10.6, 59),
+    ("lenet-300-100", "sparse_apt"): (1.9, 2.1, 127),
+    ("lenet-300-100", "sparse_apt-33"): (1.6, 3.6, 77),
+    ("lenet-5-caffe", "deep_compression"): (0.7, 8.0, 39),
+    ("lenet-5-caffe", "soft_weight_sharing"): (1.0, 0.5, 162),
+    ("lenet-5-caffe", "sparse_vd"): (1.0, 0.7, 365),
+    ("lenet-5-caffe", "bayesian_compression-gnj"): (1.0, 0.9, 572),
+    ("lenet-5-caffe", "bayesian_compression-ghs"): (1.0, 0.6, 771),
+    ("lenet-5-caffe", "sparse_apt"): (1.0, 0.5, 346),
+    ("lenet-5-caffe", "sparse_apt-33"): (0.7, 6.9, 45),
+    ("vgg-16", "bayesian_compression-gnj"): (8.6, 6.7, 95),
+    ("vgg-16", "bayesian_compression-ghs"): (9.2, 5.5, 116),
+    ("vgg-16", "sparse_apt"): (8.3, 4.6, 93),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One committed record and where it lies; `recipe` is its configuration without the seed."""
+
+    folder: Path
+    record: dict[str, Any]
+    recipe: str
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The row of the paper's table that this compares with."""
+        settings = self.record["settings"]
+        variant = settings.get("prior") or ("33" if settings.get("num_clusters") == 33 else None)
+        method = self.record["method"]
+        return self.record["network"], f"{method}-{variant}" if variant else method
+
+
+def runs() -> Iterator[Run]:
+    """Every committed record."""
+    for path in sorted(RECORDS.glob("*/record.json")):
+        config = tomllib.loads((path.parent / "config.toml").read_text())
+        config.pop("seed", None)
+        yield Run(path.parent, json.loads(path.read_text()), json.dumps(config, sort_keys=True))
+
+
+def table() -> str:
+    """The comparison as Markdown."""
+    lines = [
+        "| network | method | K | error %, paper | error % | dense parent % | non-zero %, paper "
+        "| non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds |",
+        "|" + " --- |" * 13,
+    ]
+    groups: dict[str, list[Run]] = {}
+    for run in runs():
+        groups.setdefault(run.recipe, []).append(run)
+    for group in groups.values():
+        first = group[0].record
+        error, nonzero, rate = PAPER.get(group[0].row, ("", "", ""))
+        dense = [run.record["dense_test_error"] for run in group]
+        cells = [
+            first["network"],
+            first["method"],
+            first["num_clusters"],
+            error,
+            f"{_mean(group, 'test_error'):.2f}",
+            "" if None in dense else f"{fmean(dense):.2f}",
+            nonzero,
+            f"{100 * _mean(group, 'density'):.2f}",
+            rate,
+            f"{_mean(group, 'rate_paper'):.0f}",
+            f"{_mean(group, 'rate_file'):.0f}",
+            f"{_mean(group, 'file_bytes'):,.0f}",
+            len(group),
+        ]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(group: list[Run], key: str) -> float:
+    return fmean(run.record[key] for run in group)
+
+
+def check() -> Iterator[str]:
+    """Evaluate every committed file again; gives what differs."""
+    for run in runs():
+        config = make_config(tomllib.loads((run.folder / "config.toml").read_text()))
+        file = run.folder / "model.reef"
+        state = open_state(file)
+        model = resolve(config.model, NETWORKS, "network")()
+        model.load_state_dict(reefknot.load(file))
+        data = as_data(resolve(config.data, DATASETS, "data set")(), config.data)
+        found = {
+            "test_error": error_percent(model, *data.test, exact=True) if data.test else None,
+            "val_error": error_percent(model, *data.validation, exact=True),
+            "density": state.density,
+            "num_clusters": state.num_clusters,
+            "file_bytes": file.stat().st_size,
+            "rate_file": rate_file(state, file.stat().st_size),
+            "rate_paper": rate_paper(state),
+        }
+        for key, value in found.items():
+            if value != run.record[key]:
+                yield f"{run.folder.name}: {key} is {value}, the record says {run.record[key]}"
+
+
+def main() -> int:
+    """Print the table, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="evaluate every committed file again")
+    if not parser.parse_args().check:
+        print(table())
+        return 0
+    differences = list(check())
+    print("\n".join(differences) or f"all {len(list(runs()))} records hold")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

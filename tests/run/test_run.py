@@ -1,0 +1,477 @@
+"""`reefknot run` from a configuration to a folder, on the digits and on a user's own network."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
+
+import reefknot
+from reefknot.checkpoint import read_checkpoint
+from reefknot.cli import main
+from reefknot.config import read_config
+from reefknot.format import open_state
+from reefknot.state import TiedState
+from reefknot.zoo import DATASETS
+
+DIGITS = """
+model = "digits-mlp"
+data = "digits"
+method = "{method}"
+{entries}
+[settings]
+{settings}
+[training]
+soft_steps = 60
+hard_steps = {hard}
+evaluate_every = 20
+checkpoint_every = 25
+threads = 1
+[optimizer]
+name = "adam"
+rate = 2e-3
+"""
+
+# What DESIGN.md promises of a record and of a row of the metrics.
+RECORD_KEYS = {
+    "network",
+    "data",
+    "method",
+    "seed",
+    "val_error_soft",
+    "val_error_hardened",
+    "val_error",
+    "test_error",
+    "dense_test_error",
+    "density",
+    "num_clusters",
+    "file_bytes",
+    "rate_file",
+    "rate_paper",
+    "seconds",
+    "threads",
+    "versions",
+}
+ROW_KEYS = {
+    "phase",
+    "step",
+    "loss",
+    "kmeans_penalty",
+    "val_error",
+    "density",
+    "predicted_bytes",
+    "centers",
+    "counts",
+    "spreads",
+    "changed",
+    "rate",
+    "seconds",
+}
+
+
+def command(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def digits_config(
+    folder: Path, method: str = "sparse_apt", entries: str = "", settings: str = ""
+) -> Path:
+    path = folder / f"{method}.toml"
+    hard = 0 if method == "dense" else 30
+    path.write_text(DIGITS.format(method=method, entries=entries, settings=settings, hard=hard))
+    return path
+
+
+def finished(config: Path, out: Path, *more: str) -> Path:
+    """Run, and be sure that it went well."""
+    done = command("run", config, "--out", out, *more)
+    assert done.exit_code == 0, done.stderr or done.exception
+    return out
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def perceptron_error(state: TiedState, part: str) -> float:
+    """The error of a digits network, worked in float64 with numpy alone."""
+    values = {name: array.astype(np.float64) for name, _, array in state.arrays()}
+    inputs, labels = getattr(DATASETS["digits"](), part)
+    hidden = inputs.double().numpy().reshape(len(inputs), -1)
+    for layer in ("fc1", "fc2", "fc3"):
+        hidden = hidden @ values[f"{layer}.weight"].T + values[f"{layer}.bias"]
+        if layer != "fc3":
+            hidden = np.maximum(hidden, 0)
+    return 100 * float(np.mean(hidden.argmax(1) != labels.numpy()))
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of sparse APT."""
+    folder = tmp_path_factory.mktemp("tied")
+    return finished(digits_config(folder), folder / "deep" / "out", "--set", "seed=3")
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that trains a parent."""
+    folder = tmp_path_factory.mktemp("dense")
+    return finished(digits_config(folder, "dense"), folder / "out")
+
+
+# -- the folder -----------------------------------------------------------------------------
+
+
+def test_the_folder_holds_what_the_design_says_and_nothing_else(tied: Path) -> None:
+    assert sorted(path.name for path in tied.iterdir()) == [
+        "config.toml",
+        "metrics.jsonl",
+        "model.reef",
+        "record.json",
+        "report.html",
+    ]
+
+
+def test_the_record_has_what_the_design_says(tied: Path) -> None:
+    record = record_of(tied)
+    assert record.keys() >= RECORD_KEYS
+    assert (record["network"], record["data"]) == ("digits-mlp", "digits")
+    assert (record["method"], record["seed"], record["threads"]) == ("sparse_apt", 3, 1)
+    assert record["dense_test_error"] is None
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["reefknot"] == reefknot.__version__
+
+
+def test_the_record_measures_the_file_as_it_is_on_disk(tied: Path) -> None:
+    record, state = record_of(tied), open_state(tied / "model.reef")
+    assert record["file_bytes"] == (tied / "model.reef").stat().st_size
+    assert record["original_bytes"] == 4 * 50_610
+    assert record["rate_file"] == 4 * 50_610 / record["file_bytes"]
+    values = np.concatenate([array.ravel() for _, _, array in state.arrays()])
+    assert record["density"] == np.count_nonzero(values) / 50_610
+    assert record["num_clusters"] == len(np.unique(values)) <= 17
+
+
+def test_the_file_gives_the_errors_of_the_record(tied: Path) -> None:
+    record, state = record_of(tied), open_state(tied / "model.reef")
+    assert record["test_error"] == pytest.approx(perceptron_error(state, "test"))
+    assert record["val_error"] == pytest.approx(perceptron_error(state, "validation"))
+    assert 0 < record["test_error"] < 25  # it did learn
+
+
+def test_the_metrics_have_a_row_for_each_measurement(tied: Path) -> None:
+    rows, record = rows_of(tied), record_of(tied)
+    assert [row["step"] for row in rows] == [20, 40, 60, 80, 90]
+    assert [row["phase"] for row in rows] == ["soft", "soft", "soft", "hard", "hard"]
+    assert all(row.keys() >= ROW_KEYS for row in rows)
+    assert [row["rate"] for row in rows] == [2e-3] * 5
+    assert rows[2]["val_error"] == record["val_error_soft"]
+    assert rows[-1]["val_error"] == record["val_error"]
+    assert rows[-1]["density"] == record["density"]
+    for row in rows:
+        assert sum(row["counts"]["network"]) == 50_610
+        assert len(row["centers"]["network"]) == len(row["spreads"]["network"]) == 17
+    assert rows[0]["loss"] > rows[2]["loss"]
+    # Hard: nothing is away from its center any more.
+    assert rows[2]["kmeans_penalty"] > 0
+    assert rows[3]["kmeans_penalty"] == rows[4]["kmeans_penalty"] == 0
+
+
+def test_the_configuration_in_the_folder_is_the_one_that_ran(tied: Path) -> None:
+    config = read_config(tied / "config.toml")
+    assert config == read_config(tied.parents[1] / "sparse_apt.toml", ["seed=3"])
+    assert tomllib.loads((tied / "config.toml").read_text())["seed"] == 3
+
+
+def test_the_report_opens_offline(tied: Path) -> None:
+    page = (tied / "report.html").read_text()
+    assert page.lower().startswith("<!doctype html>")
+    assert "digits-mlp" in page
+    for fetched in ("<script", "<link", 'src="http', "@import", "url(http"):
+        assert fetched not in page
+
+
+def test_the_same_configuration_gives_the_same_bytes(tied: Path, tmp_path: Path) -> None:
+    again = finished(tied / "config.toml", tmp_path / "again")
+    assert (again / "model.reef").read_bytes() == (tied / "model.reef").read_bytes()
+    other = finished(tied / "config.toml", tmp_path / "other", "--set", "seed=4")
+    assert (other / "model.reef").read_bytes() != (tied / "model.reef").read_bytes()
+
+
+def test_the_table_and_the_paths_are_printed(tmp_path: Path) -> None:
+    done = command("run", digits_config(tmp_path, "dense"), "--out", tmp_path / "out")
+    assert "test error, final" in done.stdout
+    assert f"wrote {tmp_path / 'out' / 'model.reef'}" in done.stdout
+    assert done.stderr.count("training") == 3  # one line a measurement where there is no terminal
+
+
+def test_without_out_the_folder_is_named_after_configuration_and_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = digits_config(tmp_path, "dense")
+    assert (
+        command("run", config, "--set", "training.soft_steps=1", "--set", "seed=5").exit_code == 0
+    )
+    assert (tmp_path / "runs" / "dense-seed5" / "record.json").exists()
+
+
+# -- parents --------------------------------------------------------------------------------
+
+
+def test_a_dense_run_writes_a_parent_that_other_tools_read(dense: Path) -> None:
+    loaded, from_reef = load_file(dense / "model.safetensors"), reefknot.load(dense / "model.reef")
+    assert list(from_reef) == [f"fc{n}.{kind}" for n in (1, 2, 3) for kind in ("weight", "bias")]
+    assert loaded.keys() == from_reef.keys()
+    assert all(torch.equal(loaded[name], from_reef[name]) for name in loaded)
+    record = record_of(dense)
+    assert record["density"] > 0.99
+    assert {row["phase"] for row in rows_of(dense)} == {"train"}
+    assert record["test_error"] == pytest.approx(
+        perceptron_error(open_state(dense / "model.reef"), "test")
+    )
+
+
+@pytest.mark.parametrize("parent", ["model.safetensors", "model.reef"])
+def test_a_run_starts_from_a_parent(dense: Path, tmp_path: Path, parent: str) -> None:
+    config = digits_config(tmp_path, settings='init = "kmeans"')
+    start = f"start={dense / parent}"
+    small = ("--set", "training.soft_steps=1", "--set", "optimizer.rate=1e-9")
+    out = finished(config, tmp_path / "out", "--set", start, *small)
+    assert record_of(out)["dense_test_error"] == record_of(dense)["test_error"]
+    # One tiny step away, the error is the parent's; a fresh network's is about 90 %.
+    assert record_of(out)["val_error_soft"] == pytest.approx(record_of(dense)["val_error"], abs=1)
+
+
+def test_a_missing_or_wrong_start_is_refused_in_one_sentence(dense: Path, tmp_path: Path) -> None:
+    other = {"fc1.weight": torch.zeros(3, 3)}
+    save_file(other, tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("hello")
+    (tmp_path / "text.reef").write_text("hello")
+    for name, words in {
+        "no.safetensors": "could not be read: No such file",
+        "other.safetensors": "does not fit the model",
+        "text.safetensors": "is not a safetensors file",
+        "text.reef": "is not a .reef file",
+    }.items():
+        config = digits_config(tmp_path, entries=f'start = "{name}"')
+        refused(command("run", config, "--out", tmp_path / "out" / name), words)
+
+
+def refused(done: Result, words: str, exit_code: int = 2) -> None:
+    """One sentence on stderr, no traceback, and the right exit code."""
+    assert isinstance(done.exception, SystemExit), repr(done.exception)
+    assert done.exit_code == exit_code
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("reefknot: ")
+    assert words in last
+    assert done.stderr.count("reefknot: ") == 1
+
+
+# -- refused --------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_there_is_refused_and_left_alone(tied: Path) -> None:
+    before = {path.name: path.read_bytes() for path in tied.iterdir()}
+    refused(command("run", tied / "config.toml", "--out", tied), "is there already; add --resume")
+    assert {path.name: path.read_bytes() for path in tied.iterdir()} == before
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    config = digits_config(tmp_path)
+    refused(command("run", config, "--out", config), "is there already")
+    refused(command("run", config, "--out", config / "deeper"), "could not be made")
+    assert config.is_file()
+
+
+def test_an_empty_folder_is_used(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    finished(digits_config(tmp_path, "dense"), tmp_path / "out", "--set", "training.soft_steps=1")
+
+
+@pytest.mark.parametrize(
+    "slip", ["model=digits-mpl", "data=digit", "start=no.safetensors", "settings.include=fc9*"]
+)
+def test_a_mistake_found_before_training_leaves_nothing_in_the_way(
+    tmp_path: Path, slip: str
+) -> None:
+    # Who mends the mistake and runs again must not be told that the folder is there already.
+    config, out = digits_config(tmp_path), tmp_path / "out"
+    assert command("run", config, "--out", out, "--set", slip).exit_code == 2
+    assert not out.exists() or not list(out.iterdir())
+
+
+# -- the test set ---------------------------------------------------------------------------
+
+# A network that refuses to look at the test set, whose inputs are all 1000.
+BLIND = """
+import torch
+from torch import nn
+from reefknot.zoo import Data, Split
+
+class Blind(nn.Linear):
+    def forward(self, inputs):
+        if inputs.max() > 500:
+            raise AssertionError("the test set was looked at")
+        return super().forward(inputs)
+
+def network():
+    return Blind(2, 2)
+
+def data():
+    inputs = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    part = Split(inputs, (inputs[:, 0] > 0).long())
+    return Data("blind", part, part, Split(torch.full((4, 2), 1000.0), torch.zeros(4).long()))
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a module into a current folder of its own, and forgets it afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before = set(sys.modules)
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in {"blind", "mine"}:
+            del sys.modules[name]
+
+
+def test_without_evaluate_test_the_test_set_is_never_looked_at(
+    own_module: Any, tmp_path: Path
+) -> None:
+    own_module("blind.py", BLIND)
+    save_file({"weight": torch.eye(2), "bias": torch.zeros(2)}, tmp_path / "parent.safetensors")
+    config = digits_config(tmp_path)
+    entries = ("model=blind:network", "data=blind:data", "start=parent.safetensors")
+    own = [word for entry in entries for word in ("--set", entry)]
+    out = finished(config, tmp_path / "out", *own, "--set", "evaluate_test=false")
+    assert record_of(out)["test_error"] is None
+    assert record_of(out)["dense_test_error"] is None
+    assert record_of(out)["val_error"] is not None
+    # And the network does see it when asked to.
+    done = command("run", config, "--out", tmp_path / "seen", *own)
+    assert str(done.exception) == "the test set was looked at"
+
+
+# -- a user's own network -------------------------------------------------------------------
+
+MINE = """
+import numpy as np
+from torch import nn
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
+    )
+
+def data():
+    images = np.random.default_rng(0).random((60, 1, 8, 8), np.float32)
+    return images, (images[:, 0, 4, 4] > 0.5).astype(np.int64)
+
+def nothing():
+    return None
+"""
+
+
+def test_a_users_own_network_and_data_are_found_in_the_current_folder(
+    own_module: Any, tmp_path: Path
+) -> None:
+    own_module("mine/parts.py", MINE)
+    config = digits_config(tmp_path, settings='exclude = ["1.*"]')
+    own = ("--set", "model=mine.parts:network", "--set", "data=mine.parts:data")
+    out = finished(config, tmp_path / "out", *own)
+    record = record_of(out)
+    assert (record["network"], record["data"]) == ("mine.parts:network", "mine.parts:data")
+    assert record["test_error"] is None  # it has no test set
+    assert record["skipped"].keys() == {"1.weight", "1.bias"}
+    loaded = reefknot.load(out / "model.reef")
+    model = sys.modules["mine.parts"].network()
+    model.load_state_dict(loaded)
+    # Batch-norm statistics came along, estimated after hardening and in 30 hard steps.
+    assert loaded["1.num_batches_tracked"] > 30
+    assert not torch.equal(loaded["1.running_var"], torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model=mine.parts:nothing", "gave a NoneType; a torch module was expected"),
+        ("model=mine.parts:netwrok", "has no 'netwrok' (did you mean 'network'?)"),
+        ("model=mine.party:network", "no module 'mine.party'"),
+        ("model=digits-mpl", "unknown network 'digits-mpl' (did you mean 'digits-mlp'?)"),
+        ("data=mine.parts:nothing", "expected a reefknot.zoo.Data, or a tuple of tensors"),
+        ("data=digit", "unknown data set 'digit' (did you mean 'digits'?)"),
+        ("settings.include=fc9*", "the pattern 'fc9*' matches no parameter"),
+    ],
+)
+def test_what_is_not_a_network_or_data_is_refused_in_one_sentence(
+    own_module: Any, tmp_path: Path, override: str, words: str
+) -> None:
+    own_module("mine/parts.py", MINE)
+    config = digits_config(tmp_path)
+    refused(command("run", config, "--out", tmp_path / "out", "--set", override), words)
+
+
+# -- divergence -----------------------------------------------------------------------------
+
+EXPLODING = (
+    "--set",
+    "optimizer.name=sgd",
+    "--set",
+    "optimizer.rate=3e38",
+    "--set",
+    "optimizer.options.weight_decay=100.0",
+)
+
+
+def test_a_run_that_diverges_says_at_which_step_and_what_to_try(tmp_path: Path) -> None:
+    config, out = digits_config(tmp_path), tmp_path / "out"
+    unsteady = ("--set", "optimizer.name=sgd", "--set", "optimizer.rate=1e4")
+    done = command("run", config, "--out", out, *unsteady, "--set", "training.checkpoint_every=1")
+    refused(done, "Try a lower optimizer.rate", exit_code=1)
+    assert not (out / "record.json").exists()
+    saved = read_checkpoint(out / "checkpoint.safetensors")["step"]
+    assert f"at step {saved + 1}" in done.stderr
+    assert f"last good checkpoint: step {saved} in {out}" in done.stderr
+
+
+def test_a_run_that_diverges_before_any_checkpoint_says_there_is_none(tmp_path: Path) -> None:
+    config = digits_config(tmp_path, "dense")
+    done = command("run", config, "--out", tmp_path / "out", *EXPLODING)
+    refused(done, "the loss is nan at step 2; last good checkpoint: none", exit_code=1)
+
+
+def test_weights_that_become_infinite_while_the_loss_is_finite_stop_with_the_step(
+    tmp_path: Path,
+) -> None:
+    # Step 1 has a finite loss and leaves infinite weights, on which no mean can be taken.
+    done = command("run", digits_config(tmp_path), "--out", tmp_path / "out", *EXPLODING)
+    refused(done, "at step 1", exit_code=1)
+    assert "Try a lower optimizer.rate" in done.stderr
+
+
+def test_the_last_good_checkpoint_is_good(tmp_path: Path) -> None:
+    # The loss of step 1 was finite, but the weights that it left are not: no checkpoint to keep.
+    config, out = digits_config(tmp_path, "dense"), tmp_path / "out"
+    every = ("--set", "training.checkpoint_every=1")
+    refused(command("run", config, "--out", out, *EXPLODING, *every), "Try a lower", exit_code=1)
+    path = out / "checkpoint.safetensors"
+    if path.exists():
+        assert all(bool(w.isfinite().all()) for w in read_checkpoint(path)["model"].values())

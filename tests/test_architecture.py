@@ -1,0 +1,320 @@
+"""The directions of DESIGN.md, read from the imports; a broken rule is named with its line."""
+
+import ast
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import reefknot
+from reefknot.methods import METHODS
+
+SOURCE = Path(reefknot.__file__).parent
+
+# Right of the waist: numpy and the standard library. `errors` is for everybody.
+RIGHT = {"state", "dtypes", "rates", "codec", "format", "report", "kernels", "files", "errors"}
+MAY_IMPORT_ZOO = {"run", "cli", "demo", "zoo"}
+CONTRACT = {"method", "hooks"}  # the files of methods/ that are no method
+WITHOUT_A_METHOD = {"train", "run", "config", "cli"}  # never ask which method they have
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported thing: `reefknot.x` where it is ours, the top package where it is not."""
+
+    source: str
+    target: str
+    name: str  # what is taken from the target, if anything
+    place: str  # file:line
+    runs: bool  # False inside `if TYPE_CHECKING`
+
+    @property
+    def home(self) -> str:
+        return component(self.source)
+
+    @property
+    def away(self) -> str:
+        return component(self.target)
+
+
+def component(module: str) -> str:
+    """The first name below reefknot: "methods" for reefknot.methods.apt, "" for reefknot."""
+    return [*module.split("."), ""][1] if module.partition(".")[0] == "reefknot" else module
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = ("reefknot", *path.relative_to(root).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@functools.cache
+def import_nodes(text: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Every import statement of a file, wherever it stands, and whether it ever runs."""
+    tree = _tree(text)
+    checked_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for part in node.body
+        for inner in ast.walk(part)
+    }
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [(node, id(node) not in checked_only) for node in found]
+
+
+def imports_of(module: str, path: Path, root: Path, known: dict[str, Path]) -> Iterator[Import]:
+    for node, runs in import_nodes(path.read_text()):
+        place = f"{path.relative_to(root)}:{node.lineno}"
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                ours = alias.name.partition(".")[0] == "reefknot"
+                target = alias.name if ours else alias.name.partition(".")[0]
+                yield Import(module, target, "", place, runs)
+                if "torch" in alias.name.split(".")[1:]:  # safetensors.torch
+                    yield Import(module, "torch", "", place, runs)
+        else:
+            base = node.module or ""
+            if node.level:
+                package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                if whole in known:
+                    yield Import(module, whole, "", place, runs)
+                elif base.partition(".")[0] == "reefknot":
+                    yield Import(module, base, alias.name, place, runs)
+                else:
+                    torch = "torch" in whole.split(".")
+                    yield Import(
+                        module, "torch" if torch else base.partition(".")[0], "", place, runs
+                    )
+
+
+def violations(root: Path) -> list[str]:
+    """Every line below `root` that breaks a rule of DESIGN.md, as "file:line: the rule"."""
+    known = modules_of(root)
+    every = [i for module, path in known.items() for i in imports_of(module, path, root, known)]
+    found = [f"{i.place}: {rule}" for i in every for rule in _broken_by(i)]
+    found += _methods_named(known, root)
+    found += [f"cycle: {' -> '.join(cycle)}" for cycle in _cycles(every)]
+    found += _maps_that_lie(known, root)
+    return found
+
+
+def _broken_by(i: Import) -> Iterator[str]:
+    if i.home in RIGHT:
+        if i.target == "torch":
+            yield f"{i.source} is right of the waist and imports torch"
+        elif i.target.startswith("reefknot") and i.away not in RIGHT:
+            yield f"{i.source} is right of the waist and imports {i.target}"
+    if i.home == "train" and i.away == "methods":
+        contract = i.target == "reefknot.methods.method" or i.name == "Method"
+        if not contract:
+            yield f"train sees the contract of methods only, and imports {i.target} {i.name}"
+    in_a_method = i.home == "methods" and i.source != "reefknot.methods"
+    if in_a_method and i.away == "methods" and i.target.rpartition(".")[2] not in CONTRACT:
+        yield f"{i.source} imports {i.target}: methods never see each other"
+    if i.away == "zoo" and i.home not in MAY_IMPORT_ZOO:
+        yield f"{i.source} imports zoo, which only {', '.join(sorted(MAY_IMPORT_ZOO))} may"
+    if i.away == "cli" or i.target in ("experiments", "tests"):
+        yield f"{i.source} imports {i.target}, which nothing may"
+
+
+def _methods_named(known: dict[str, Path], root: Path) -> Iterator[str]:
+    """Code that must work with any method, and names one."""
+    names = METHODS.keys() | {method.__name__ for method in METHODS.values()}
+    for module in sorted(WITHOUT_A_METHOD):
+        path = known[f"reefknot.{module}"]
+        for node in ast.walk(_tree(path.read_text())):
+            said = {
+                ast.Name: getattr(node, "id", None),
+                ast.Attribute: getattr(node, "attr", None),
+                ast.Constant: getattr(node, "value", None),
+                ast.alias: getattr(node, "name", None),
+            }.get(type(node))
+            if isinstance(said, str) and said in names:
+                line = node.lineno  # type: ignore[attr-defined]
+                yield f"{path.relative_to(root)}:{line}: {module} names the method {said!r}"
+
+
+def _cycles(imports: list[Import]) -> Iterator[list[str]]:
+    """Cycles between files, and between the parts that the design names."""
+    running = [i for i in imports if i.runs and i.target.startswith("reefknot")]
+    files: dict[str, set[str]] = {}
+    parts: dict[str, set[str]] = {}
+    for i in running:
+        files.setdefault(i.source, set()).add(i.target)
+        if i.home != i.away:
+            parts.setdefault(i.home, set()).add(i.away)
+    for graph in (files, parts):
+        if (cycle := _cycle(graph)) is not None:
+            yield cycle
+
+
+def _cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        for following in sorted(graph.get(node, ())):
+            if (cycle := visit(following, [*path, node])) is not None:
+                return cycle
+        done.add(node)
+        return None
+
+    return next((cycle for node in sorted(graph) if (cycle := visit(node, []))), None)
+
+
+def _maps_that_lie(known: dict[str, Path], root: Path) -> Iterator[str]:
+    """Packages whose docstring names their files, but not those that are there."""
+    for path in known.values():
+        if path.name == "__init__.py":
+            named = set(
+                re.findall(r"\b(\w+)\.py\b", ast.get_docstring(_tree(path.read_text())) or "")
+            )
+            there = {file.stem for file in path.parent.glob("*.py")} - {"__init__"}
+            for stem in sorted(named ^ there if named else ()):
+                what = "names a file that is not there" if stem in named else "leaves out"
+                yield f"{path.relative_to(root)}:1: the map {what}: {stem}.py"
+
+
+@functools.cache
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+# -- the rules hold -------------------------------------------------------------------------
+
+
+def test_no_line_breaks_a_direction_of_the_design() -> None:
+    found = violations(SOURCE)
+    assert not found, "\n".join(found)
+
+
+def test_every_part_right_of_the_waist_is_looked_at() -> None:
+    parts = {component(module) for module in modules_of(SOURCE)}
+    assert parts >= RIGHT | MAY_IMPORT_ZOO | WITHOUT_A_METHOD | {"methods", "tying"}
+
+
+# -- and the test sees when they do not -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "rule"),
+    [
+        ("state.py", "import torch", "reefknot.state is right of the waist and imports torch"),
+        ("files.py", "from torch import nn", "right of the waist and imports torch"),
+        ("rates.py", "from safetensors.torch import save", "right of the waist and imports torch"),
+        ("codec/huffman.py", "import torch.nn", "right of the waist and imports torch"),
+        ("report/page.py", "def f():\n    import torch", "right of the waist and imports torch"),
+        (
+            "dtypes.py",
+            "from reefknot.tensors import to_array",
+            "right of the waist and imports reefknot.tensors",
+        ),
+        (
+            "kernels/loops.py",
+            "from ..tying import ops",
+            "right of the waist and imports reefknot.tying.ops",
+        ),
+        (
+            "format/version0.py",
+            "from reefknot import SparseAPT",
+            "right of the waist and imports reefknot",
+        ),
+        ("train.py", "from reefknot.methods.apt import APT", "train sees the contract"),
+        ("train.py", "from reefknot.methods import METHODS", "train sees the contract"),
+        ("train.py", "kind = 'sparse_apt'", "train names the method 'sparse_apt'"),
+        ("run.py", "from reefknot.methods import SparseAPT", "run names the method 'SparseAPT'"),
+        ("methods/dense.py", "from reefknot.methods.apt import APT", "never see each other"),
+        ("methods/apt.py", "from . import dense", "never see each other"),
+        ("methods/apt.py", "from reefknot.methods import METHODS", "never see each other"),
+        ("train.py", "from reefknot.zoo import Data", "reefknot.train imports zoo"),
+        ("summary.py", "import reefknot.cli", "imports reefknot.cli, which nothing may"),
+        ("demo.py", "from reefknot.cli import main", "imports reefknot.cli, which nothing may"),
+        ("run.py", "import experiments.tables", "imports experiments, which nothing may"),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_file_and_line(
+    tmp_path: Path, file: str, line: str, rule: str
+) -> None:
+    root = shutil.copytree(SOURCE, tmp_path / "reefknot", ignore=_only_python)
+    with (root / file).open("a") as copy:
+        copy.write(f"\n{line}\n")
+    number = len((root / file).read_text().splitlines())
+    found = violations(root)
+    assert any(f.startswith(f"{file}:{number}: ") and rule in f for f in found), found
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "cycle"),
+    [
+        ("dtypes.py", "import reefknot.state", "reefknot.dtypes -> reefknot.state"),
+        ("zoo/data.py", "from reefknot.zoo import datasets", "reefknot.zoo.data"),
+        ("errors.py", "from reefknot.files import read_bytes", "errors -> "),
+    ],
+)
+def test_a_cycle_is_named(tmp_path: Path, file: str, line: str, cycle: str) -> None:
+    root = shutil.copytree(SOURCE, tmp_path / "reefknot", ignore=_only_python)
+    with (root / file).open("a") as copy:
+        copy.write(f"\n{line}\n")
+    assert any(f.startswith("cycle: ") and cycle in f for f in violations(root))
+
+
+def test_a_map_that_names_a_missing_file_or_leaves_one_out_is_named(tmp_path: Path) -> None:
+    root = shutil.copytree(SOURCE, tmp_path / "reefknot", ignore=_only_python)
+    (root / "zoo" / "readers.py").rename(root / "zoo" / "parsers.py")
+    assert [f for f in violations(root) if "the map" in f] == [
+        "zoo/__init__.py:1: the map leaves out: parsers.py",
+        "zoo/__init__.py:1: the map names a file that is not there: readers.py",
+    ]
+
+
+def _only_python(folder: str, names: list[str]) -> list[str]:
+    return [n for n in names if not n.endswith(".py") and not (Path(folder) / n).is_dir()]
+
+
+# -- what is really loaded ------------------------------------------------------------------
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top packages that are loaded in a fresh process after this statement."""
+    ending = "import json, sys; print(); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\n{ending}"], capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_importing_reefknot_imports_neither_torch_nor_numba() -> None:
+    assert not loaded_by("import reefknot") & {"torch", "numba", "numpy", "click", "rich"}
+
+
+def test_help_imports_neither_torch_nor_numba() -> None:
+    statement = "from reefknot.cli import main\nmain(['run', '--help'], standalone_mode=False)"
+    loaded = loaded_by(statement)
+    assert "click" in loaded
+    assert not loaded & {"torch", "numba", "numpy", "rich"}
+
+
+def test_all_that_is_right_of_the_waist_loads_without_torch() -> None:
+    right = [module for module in modules_of(SOURCE) if component(module) in RIGHT]
+    assert len(right) > len(RIGHT)
+    statement = f"import {', '.join(right)}\nreefknot.TiedState, reefknot.save, reefknot.kmeans1d"
+    loaded = loaded_by(statement)
+    assert {"numpy", "numba"} <= loaded
+    assert "torch" not in loaded

@@ -1,0 +1,302 @@
+"""The training loop: batches, rates, events, batch-norm statistics, and when it stops."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import DivergedError
+from reefknot.methods import METHODS
+from reefknot.train import Batches, Plan, error_percent, refresh_batchnorm, train
+
+INPUTS = torch.arange(24.0).reshape(12, 2)
+LABELS = torch.arange(12) % 3
+
+
+def ids(batch: tuple[Tensor, Tensor]) -> list[int]:
+    """Which examples of INPUTS are in a batch: example i is (2 i, 2 i + 1)."""
+    inputs, labels = batch
+    numbers = (inputs[:, 0] / 2).long()
+    assert torch.equal(numbers % 3, labels)  # each with its own label
+    return numbers.tolist()
+
+
+# -- batches --------------------------------------------------------------------------------
+
+
+def test_each_epoch_is_a_permutation_and_another_one() -> None:
+    batches = Batches(INPUTS, LABELS, batch_size=4, seed=0)
+    assert batches.per_epoch == 3
+    epochs = [[i for b in range(3) for i in ids(batches[3 * e + b])] for e in range(4)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_an_incomplete_batch_is_left_out_and_no_example_comes_twice() -> None:
+    batches = Batches(INPUTS, LABELS, batch_size=5, seed=0)
+    assert batches.per_epoch == 2
+    seen = ids(batches[0]) + ids(batches[1])
+    assert len(seen) == len(set(seen)) == 10
+
+
+def test_a_batch_size_beyond_the_data_takes_all_of_it() -> None:
+    batches = Batches(INPUTS, LABELS, batch_size=100, seed=0)
+    assert sorted(ids(batches[0])) == sorted(ids(batches[7])) == list(range(12))
+
+
+def test_a_batch_depends_on_its_number_alone() -> None:
+    ordered, jumping = (Batches(INPUTS, LABELS, batch_size=4, seed=5) for _ in range(2))
+    wanted = {number: ids(ordered[number]) for number in range(9)}
+    torch.manual_seed(123)
+    for number in (8, 0, 5, 4, 8, 1, 7):
+        torch.rand(3)
+        assert ids(jumping[number]) == wanted[number]
+
+
+def test_batches_leave_the_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    batches = Batches(INPUTS, LABELS, 4, 0, lambda x, g: x + torch.rand(1, generator=g))
+    assert batches[0] is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_seed_gives_another_order() -> None:
+    orders = {tuple(ids(Batches(INPUTS, LABELS, 12, seed)[0])) for seed in range(5)}
+    assert len(orders) == 5
+
+
+def test_augmentation_depends_on_the_number_of_the_batch_alone() -> None:
+    def add_noise(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        return inputs + torch.rand(inputs.shape, generator=generator)
+
+    one, other = (Batches(INPUTS, LABELS, 4, 5, add_noise) for _ in range(2))
+    fourth = [one[number] for number in range(5)][4]
+    assert torch.equal(other[4][0], fourth[0])
+    # The noise of two batches differs: what it adds is the fraction of the whole numbers.
+    assert not torch.equal(one[0][0] % 1, one[1][0] % 1)
+    assert torch.equal(INPUTS, torch.arange(24.0).reshape(12, 2))
+
+
+# -- rates ----------------------------------------------------------------------------------
+
+
+def test_a_constant_rate_changes_between_the_phases_only() -> None:
+    plan = Plan(soft_steps=3, hard_steps=2, rate=0.8, hard_rate=0.2)
+    assert [plan.rate_at(step) for step in range(plan.steps)] == [0.8, 0.8, 0.8, 0.2, 0.2]
+
+
+def test_a_linear_rate_falls_to_nearly_zero_in_each_phase() -> None:
+    # After s of n steps: rate · (1 - s / n); s = 0 .. 3 of 4, then 0 and 1 of 2.
+    plan = Plan(soft_steps=4, hard_steps=2, rate=0.8, hard_rate=0.2, decay="linear")
+    rates = [plan.rate_at(step) for step in range(6)]
+    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2, 0.1])
+
+
+def test_a_cosine_rate_falls_by_half_in_the_middle_of_each_phase() -> None:
+    # rate · (1 + cos(π s / n)) / 2: the cosines of 0, 45, 90 and 135 degrees, then of 0 and 90.
+    plan = Plan(soft_steps=4, hard_steps=2, rate=0.8, hard_rate=0.2, decay="cosine")
+    high, low = (1 + math.sqrt(0.5)) / 2, (1 - math.sqrt(0.5)) / 2
+    rates = [plan.rate_at(step) for step in range(6)]
+    assert rates == pytest.approx([0.8, 0.8 * high, 0.4, 0.8 * low, 0.2, 0.1])
+
+
+def test_a_phase_of_no_steps_is_passed_over() -> None:
+    assert Plan(0, 2, rate=0.8, hard_rate=0.2).rate_at(0) == 0.2
+    assert Plan(2, 0, rate=0.8, hard_rate=0.2).rate_at(1) == 0.8
+
+
+# -- measuring ------------------------------------------------------------------------------
+
+
+class _Echo(nn.Module):
+    """The input is the output; notes the type and mode of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, torch.dtype, bool]] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls.append((len(inputs), inputs.dtype, self.training))
+        return inputs
+
+
+def test_error_percent_is_the_share_of_wrong_answers() -> None:
+    # The largest outputs are at 0, 1, 0, 2: with these labels one of four is wrong.
+    outputs = torch.tensor([[3.0, 1, 0], [0, 2, 1], [1, 0.5, 0], [0, 0, 9]])
+    labels = torch.tensor([0, 1, 2, 2])
+    for exact in (False, True):
+        assert error_percent(_Echo(), outputs, labels, exact=exact) == 25.0
+
+
+def test_error_percent_measures_in_evaluation_mode_and_leaves_the_mode_as_it_was() -> None:
+    model = _Echo()
+    outputs = torch.eye(2).repeat(1100, 1)
+    for training in (True, False):
+        model.train(training)
+        model.calls.clear()
+        # The answers alternate 0, 1; labels of 0 make every second one wrong.
+        assert error_percent(model, outputs, torch.zeros(2200, dtype=torch.int64)) == 50.0
+        assert model.calls == [(size, torch.float32, False) for size in (1000, 1000, 200)]
+        assert model.training == training
+
+
+def test_float64_settles_what_float32_cannot() -> None:
+    class _Sum(nn.Module):
+        """Two outputs that differ by 1e-9 of their size, which float32 cannot see."""
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.stack([inputs[:, 0], inputs[:, 0] + 1e-9], dim=1)
+
+    label = torch.tensor([1])
+    assert error_percent(_Sum(), torch.ones(1, 1), label) == 100.0
+    assert error_percent(_Sum(), torch.ones(1, 1), label, exact=True) == 0.0
+
+
+def test_an_exact_error_is_measured_on_a_copy() -> None:
+    model = nn.Linear(1, 2)
+    error_percent(model, torch.ones(1, 1), torch.tensor([0]), exact=True)
+    assert model.weight.dtype == torch.float32
+    assert model.training
+
+
+def test_batchnorm_statistics_are_those_of_the_present_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, momentum=0.1), nn.Linear(3, 3))
+    linear, norm = model[0], model[1]
+    assert isinstance(linear, nn.Linear)
+    assert isinstance(norm, nn.BatchNorm1d)
+    batches = Batches(INPUTS, LABELS, batch_size=4, seed=0)
+    for _ in range(3):
+        model(torch.randn(5, 2))  # statistics of something else
+    model.eval()
+    refresh_batchnorm(model, batches)
+
+    # Independently, in numpy: the mean over the epoch's batches of each batch's mean and
+    # unbiased variance.
+    weight, bias = (p.detach().double().numpy() for p in (linear.weight, linear.bias))
+    hidden = [batches[n][0].double().numpy() @ weight.T + bias for n in range(3)]
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    np.testing.assert_allclose(
+        norm.running_mean.numpy(), np.mean([h.mean(0) for h in hidden], 0), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        norm.running_var.numpy(), np.mean([h.var(0, ddof=1) for h in hidden], 0), rtol=1e-5
+    )
+    assert norm.momentum == 0.1
+    assert not model.training
+
+
+def test_a_norm_without_statistics_is_left_alone() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
+    refresh_batchnorm(model, Batches(INPUTS, LABELS, 4, 0))
+    assert model[0].running_mean is None
+
+
+# -- the loop -------------------------------------------------------------------------------
+
+
+def trained(
+    plan: Plan, *, method: str = "sparse_apt", model: nn.Module | None = None, rate: float = 0.01
+) -> tuple[list[tuple[str, int]], nn.Module, object]:
+    """The events of a whole training, with the model and the method."""
+    torch.manual_seed(0)
+    model = model or nn.Linear(2, 3)
+    settings: Mapping[str, object] = {} if method == "dense" else {"num_clusters": 4}
+    tie = METHODS[method](model, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    tie.attach(optimizer)
+    batches = Batches(INPUTS / 10, LABELS, 4, 0)
+    events = [(p.event, p.step) for p in train(model, tie, optimizer, batches, plan)]
+    return events, model, tie
+
+
+def test_events_come_in_order() -> None:
+    events, _, _ = trained(Plan(3, 2, rate=0.01, hard_rate=0.01))
+    assert events == [
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+        ("soft", 3),
+        ("hardened", 3),
+        ("step", 4),
+        ("step", 5),
+    ]
+
+
+def test_no_hard_steps_still_harden() -> None:
+    events, _, tie = trained(Plan(2, 0, rate=0.01, hard_rate=0.01))
+    assert events == [("step", 1), ("step", 2), ("soft", 2), ("hardened", 2)]
+    assert tie.finish().num_clusters <= 4  # type: ignore[attr-defined]
+
+
+def test_no_soft_steps_harden_first() -> None:
+    events, _, tie = trained(Plan(0, 1, rate=0.01, hard_rate=0.01))
+    assert events == [("soft", 0), ("hardened", 0), ("step", 1)]
+    assert tie.finish().num_clusters <= 4  # type: ignore[attr-defined]
+
+
+def test_the_model_is_soft_at_soft_and_tied_at_hardened() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    tie = METHODS["sparse_apt"](model, num_clusters=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tie.attach(optimizer)
+    distinct = {}
+    for progress in train(
+        model, tie, optimizer, Batches(INPUTS, LABELS, 4, 0), Plan(2, 1, 0.01, 0.01)
+    ):
+        values = torch.cat([p.detach().flatten() for p in model.parameters()])
+        distinct[progress.event, progress.step] = len(values.unique())
+    assert distinct[("soft", 2)] == 9
+    assert distinct[("hardened", 2)] <= 3
+    assert distinct[("step", 3)] <= 3
+
+
+def test_each_step_takes_its_own_rate_and_batch() -> None:
+    # One weight per class and no bias: w -= rate · gradient, worked here with numpy.
+    plan = Plan(3, 0, rate=0.5, hard_rate=0.0, decay="linear")
+    model = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    _, model, _ = trained(plan, method="dense", model=model, rate=99.0)
+    weight = np.zeros((3, 2))
+    batches = Batches(INPUTS / 10, LABELS, 4, 0)
+    for step, rate in enumerate([0.5, 0.5 * 2 / 3, 0.5 / 3]):
+        x, y = (part.double().numpy() for part in batches[step])
+        scores = np.exp(x @ weight.T)
+        away = scores / scores.sum(1, keepdims=True) - np.eye(3)[y.astype(int)]
+        weight -= rate * away.T @ x / len(x)
+    np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=1e-4)
+
+
+def test_training_goes_on_from_a_step_without_repeating_any() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    tie = METHODS["dense"](model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tie.attach(optimizer)
+    plan = Plan(4, 1, 0.01, 0.01)
+    events = [
+        (p.event, p.step)
+        for p in train(model, tie, optimizer, Batches(INPUTS, LABELS, 4, 0), plan, step=3)
+    ]
+    assert events == [("step", 4), ("soft", 4), ("hardened", 4), ("step", 5)]
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step() -> None:
+    class _Bad(nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(inputs) * (math.nan if self.calls == 3 else 1.0)
+
+    model = _Bad(2, 3)
+    with pytest.raises(DivergedError, match=r"the loss is nan at step 3"):
+        trained(Plan(9, 1, 0.01, 0.01), model=model)
+    # The bad step was not taken: the weights are still those of step 2.
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
