@@ -29,9 +29,9 @@ def read_checkpoint(path: Path) -> Any:
         with safe_open(path, "pt") as file:
             skeleton = json.loads((file.metadata() or {})["reefknot"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        return _tree(skeleton, tensors)
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not a checkpoint that can be read: {error}") from error
-    return _tree(skeleton, tensors)
 
 
 def _skeleton(tree: Any, tensors: dict[str, Tensor]) -> Any:
@@ -40,6 +40,11 @@ def _skeleton(tree: Any, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = tree.detach().to("cpu", copy=True).contiguous()
         return {"tensor": name}
     if isinstance(tree, dict):
+        for key in tree:
+            if not isinstance(key, bool | int | float | str):
+                raise ReefknotError(
+                    f"a checkpoint cannot hold a {type(key).__name__} as a key; numbers and texts"
+                )
         return {"dict": [[k, _skeleton(v, tensors)] for k, v in tree.items()]}
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
@@ -60,4 +65,4 @@ def _tree(skeleton: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "dict":
         return {key: _tree(value, tensors) for key, value in inside}
     items = [_tree(value, tensors) for value in inside]
-    return items if kind == "list" else tuple(items)
+    return {"list": list, "tuple": tuple}[kind](items)

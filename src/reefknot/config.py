@@ -108,6 +108,8 @@ def make_config(table: Mapping[str, Any]) -> Config:
         **_checked(Optimization, table.get("optimizer", {}), "optimizer.", mistakes)
     )
     mistakes += _range_mistakes(values["training"], values["optimizer"])
+    if not -(2**63) <= values.get("seed", 0) < 2**64:
+        mistakes.append(f"seed must be a number of 64 bits, found {values['seed']}")
     mistakes += _method_mistakes(values.get("method"), values.get("settings", {}))
     mistakes += _optimizer_mistakes(values["optimizer"])
     if mistakes:
@@ -207,9 +209,15 @@ def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
         yield f"unknown optimizer {optimizer.name!r}{nearest(optimizer.name, OPTIMIZERS)}"
         return
     allowed = _keywords(OPTIMIZERS[optimizer.name]) - {"params", "lr"}
-    for key in optimizer.options:
-        if key not in allowed:
-            yield f"{optimizer.name} has no option {key!r}{nearest(key, allowed)}"
+    unknown = [key for key in optimizer.options if key not in allowed]
+    for key in unknown:
+        yield f"{optimizer.name} has no option {key!r}{nearest(key, allowed)}"
+    if unknown:
+        return
+    try:  # torch checks the values itself, given something to optimize
+        OPTIMIZERS[optimizer.name]([torch.zeros(1, requires_grad=True)], **optimizer.options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        yield f"optimizer.options do not suit {optimizer.name}: {error}"
 
 
 def _keywords(kind: type) -> set[str]:
@@ -233,9 +241,12 @@ def _override(table: dict[str, Any], override: str) -> None:
     if not equals:
         raise ConfigError(f"--set takes key=value, found {override!r}")
     try:
-        value = tomllib.loads(f"x = {text}")["x"]
+        parsed = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a text
+        parsed = {"x": text}  # a bare word is a text
+    if parsed.keys() != {"x"}:
+        raise ConfigError(f"--set takes one key=value, found {override!r}")
+    value = parsed["x"]
     *tables, last = key.strip().split(".")
     for name in tables:
         inner = table.setdefault(name, {})
@@ -269,8 +280,9 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in escaped) + '"'
+        special = {'"', "\\", "\x7f"}
+        safe = (f"\\u{ord(c):04x}" if c < " " or c in special else c for c in value)
+        return f'"{"".join(safe)}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
     return repr(value)

@@ -37,15 +37,16 @@ def tensors(
 ) -> dict[str, Tensor]:
     """A state's tensors by name; names that share storage share it here too."""
     wanted = None if names is None else set(names)
-    made: dict[int, Tensor] = {}
+    made: dict[str, Tensor] = {}  # by the name that owns the storage
     result: dict[str, Tensor] = {}
     known = []
     for name, dtype, values in state.arrays():
         known.append(name)
         if wanted is None or name in wanted:
-            if id(values) not in made:
-                made[id(values)] = to_tensor(values, dtype).to(device or "cpu")
-            result[name] = made[id(values)]
+            owner = state.aliases.get(name, name)
+            if owner not in made:
+                made[owner] = to_tensor(values, dtype).to(device or "cpu")
+            result[name] = made[owner]
     for name in sorted((wanted or set()) - set(known)):
         close = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -69,8 +69,9 @@ def run(
     config: Config, folder: Path, *, resume: bool = False, display: Display | None = None
 ) -> Record:
     """Train, tie, write the file and its record; gives the record."""
-    _claim(folder, config, resume)
+    _check_free(folder, config, resume)
     if resume and (folder / "record.json").exists():
+        (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         if not (folder / "report.html").exists():
             write_report(folder, open_state(folder / "model.reef"))
         return json.loads(read_bytes(folder / "record.json"))
@@ -81,6 +82,7 @@ def run(
     if threads:
         torch.set_num_threads(threads)  # the order of sums, and so the bits, depend on it
     parts = _build(config)
+    _claim(folder, config)  # only now: a mistake found while building leaves no folder in the way
     journal = _Journal(folder, saved["journal"] if saved else None)
     journal.notes.setdefault("dense_test_error", _parent_error(config, parts))
     state = _train(config, parts, journal, saved, display)
@@ -90,10 +92,14 @@ def run(
 # -- before ---------------------------------------------------------------------------------
 
 
-def _claim(folder: Path, config: Config, resume: bool) -> None:
-    """Make the folder this run's own, or be sure that it is."""
+def _text(folder: Path, config: Config) -> str:
     start = None if config.start is None else os.path.relpath(config.start, folder)
-    text = to_toml(replace(config, start=start))  # so that the folder can be moved with its parent
+    return to_toml(replace(config, start=start))  # so that the folder can be moved with its parent
+
+
+def _check_free(folder: Path, config: Config, resume: bool) -> None:
+    """Be sure that the folder is this run's own, or nobody's."""
+    text = _text(folder, config)
     kept = folder / "config.toml"
     if resume and kept.exists():
         before = read_bytes(kept).decode()
@@ -103,14 +109,24 @@ def _claim(folder: Path, config: Config, resume: bool) -> None:
                 f"{folder} was begun with another configuration (differing: {'; '.join(changed)}); "
                 "resume with the same one, or choose another --out"
             )
-        return
+    if resume and folder.is_dir():
+        for path in folder.glob(".*.tmp"):  # left by a kill inside a write
+            path.unlink(missing_ok=True)
+        if kept.exists():
+            return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already; add --resume, or choose another --out")
+
+
+def _claim(folder: Path, config: Config) -> None:
+    """Make the folder this run's own."""
+    if (folder / "config.toml").exists():
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReefknotError(f"{folder} could not be made: {error.strerror}") from error
-    write_atomically(kept, text.encode())
+    write_atomically(folder / "config.toml", _text(folder, config).encode())
 
 
 def _build(config: Config) -> _Parts:
@@ -175,6 +191,9 @@ def _train(
 
     def checkpoint(step: int) -> None:
         nonlocal last_saved
+        for name, value in model.named_parameters():  # a buffer may hold -inf on purpose
+            if not bool(value.isfinite().all()):
+                raise DivergedError(f"{name!r} is not finite after step {step:,}")
         write_checkpoint(
             journal.folder / "checkpoint.safetensors",
             {

@@ -131,7 +131,10 @@ def train(
         loss = objective.item()
         if not math.isfinite(loss):
             raise DivergedError(f"the loss is {loss} at step {step + 1:,}")
-        optimizer.step()
+        try:
+            optimizer.step()
+        except DivergedError as error:
+            raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
         yield Progress("step", step, loss)
 

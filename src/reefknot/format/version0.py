@@ -56,11 +56,28 @@ def decode(data: bytes, *, source: str = "the file", max_bytes: int) -> TiedStat
         raise FormatError(f"{source} is damaged: its checksum does not match; fetch it again")
     body = _unpacked(data[_HEAD:], source, max_bytes)
     try:
-        return _state(body)
+        state = _state(body)
     except (FormatError, MemoryError):
         raise
-    except (ReefknotError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+    except (
+        ReefknotError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise FormatError(f"{source} is damaged: {error}") from error
+    if state.original_bytes > max_bytes:  # indices are narrower than the values they stand for
+        raise _too_large(source, max_bytes)
+    return state
+
+
+def _too_large(source: str, max_bytes: int) -> FormatError:
+    return FormatError(
+        f"{source} decodes to more than {max_bytes:,} bytes; raise max_bytes if you trust it"
+    )
 
 
 def _unpacked(packed: bytes, source: str, max_bytes: int) -> bytes:
@@ -70,9 +87,7 @@ def _unpacked(packed: bytes, source: str, max_bytes: int) -> bytes:
     except lzma.LZMAError as error:
         raise FormatError(f"{source} is damaged: {error}") from error
     if len(body) > max_bytes:
-        raise FormatError(
-            f"{source} decodes to more than {max_bytes:,} bytes; raise max_bytes if you trust it"
-        )
+        raise _too_large(source, max_bytes)
     return body
 
 
@@ -97,6 +112,8 @@ def _state(body: bytes) -> TiedState:
         codebooks.append(Codebook(dtype_of(tag), take(dtype_of(tag).storage, [size])))
     tensors: list[TiedTensor | KeptTensor] = []
     for name, shape, kind, *rest in table["tensors"]:
+        if not isinstance(name, str):
+            raise FormatError(f"a tensor is named {name!r}; a text was expected")
         if isinstance(kind, str):
             dtype = dtype_of(kind)
             tensors.append(KeptTensor(name, dtype, take(dtype.storage, shape), bool(rest[0])))

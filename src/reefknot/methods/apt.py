@@ -406,3 +406,11 @@ def _mistakes(settings: Mapping[str, Any], least: int) -> Any:
             f"scope must be {NETWORK!r}, {TENSOR!r} or a table from group names to name patterns, "
             f"found {scope!r}"
         )
+    groups = scope if isinstance(scope, Mapping) else {}
+    patterns = {f"scope.{group}": found for group, found in groups.items()}
+    patterns |= {key: settings.get(key, ()) for key in ("include", "exclude")}
+    for key, found in patterns.items():
+        if isinstance(found, str):
+            continue
+        if not isinstance(found, Sequence) or not all(isinstance(p, str) for p in found):
+            yield f"{key} must be a name pattern or a list of them, found {found!r}"

@@ -7,12 +7,11 @@ Unaware   of methods, of torch, and of how a run comes about.
 
 import contextlib
 import json
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 from reefknot.errors import ReefknotError
+from reefknot.files import write_atomically
 from reefknot.report.page import render
 from reefknot.state import TiedState
 
@@ -34,7 +33,7 @@ def write_report(folder: Path, state: TiedState | None = None) -> Path:
         )
     config = _read(folder / "config.toml") or ""
     path = folder / "report.html"
-    _write(path, render(record or {}, metrics or [], state, config))
+    write_atomically(path, render(record or {}, metrics or [], state, config).encode())
     return path
 
 
@@ -68,18 +67,3 @@ def _read_metrics(path: Path) -> list[dict[str, Any]] | None:
             if isinstance(found, dict):
                 metrics.append(found)
     return metrics
-
-
-def _write(path: Path, content: str) -> None:
-    """Replace a file by `content` in one step; a reader sees the old file or the new one."""
-    path = path.resolve()  # a link stays a link, its target is replaced
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
