@@ -1,5 +1,8 @@
-"""One thread of torch: networks this small gain nothing from a second, and wait for it when busy."""
+"""For all tests. This folder is on the path: tests of several folders share `reef_examples`."""
 
 import torch
 
+# Networks this small gain nothing from a second thread, and wait for it when the machine is busy.
 torch.set_num_threads(1)
+
+collect_ignore = ["format/fuzz_atheris.py"]  # needs atheris, and is run by itself

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reefknot.cluster import cluster
     from reefknot.errors import (
         ConfigError,
         DataError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         TyingError,
     )
     from reefknot.format import save
+    from reefknot.inspection import inspect, verify
     from reefknot.kernels.kmeans1d import kmeans1d
     from reefknot.loading import load
     from reefknot.methods import APT, METHODS, Method, SparseAPT
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "reefknot.cluster": ("cluster",),
     "reefknot.errors": (
         "ConfigError",
         "DataError",
@@ -41,6 +44,7 @@ _HOME = {
         "TyingError",
     ),
     "reefknot.format": ("save",),
+    "reefknot.inspection": ("inspect", "verify"),
     "reefknot.kernels.kmeans1d": ("kmeans1d",),
     "reefknot.loading": ("load",),
     "reefknot.methods": ("APT", "METHODS", "Method", "SparseAPT"),
@@ -63,9 +67,12 @@ __all__ = [
     "TiedState",
     "TiedTensor",
     "TyingError",
+    "cluster",
+    "inspect",
     "kmeans1d",
     "load",
     "save",
+    "verify",
 ]
 
 

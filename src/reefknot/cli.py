@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from reefknot import __version__
+from reefknot.cli_files import inspect, pack, unpack, verify
 from reefknot.errors import ReefknotError
 
 
@@ -78,15 +79,19 @@ def report(folder: Path) -> None:
 @main.command()
 def methods() -> None:
     """List the methods and their settings."""
-    import inspect
+    from inspect import getdoc, signature
 
     from reefknot.methods import METHODS
 
     for name, method in METHODS.items():
-        summary = (inspect.getdoc(method) or "").splitlines()[0]
+        summary = (getdoc(method) or "").splitlines()[0]
         click.echo(f"{name}: {summary}")
-        for setting in list(inspect.signature(method).parameters.values())[1:]:
+        for setting in list(signature(method).parameters.values())[1:]:
             click.echo(f"    {setting.name} = {setting.default!r}")
+
+
+for command in (pack, unpack, inspect, verify):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

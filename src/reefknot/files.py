@@ -3,15 +3,25 @@
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from reefknot.errors import ReefknotError
 
 
 def write_atomically(path: Path | str, data: bytes) -> None:
-    """Write `data` to a temporary file in the same folder, flush it to disk, and rename it.
+    """Write a file of these bytes, whole or not at all."""
+    with writing_atomically(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def writing_atomically(path: Path | str) -> Iterator[BinaryIO]:
+    """A temporary file in the same folder, which is flushed to disk and renamed at the end.
 
     A symbolic link is followed, and the file gets the rights that an ordinary new file would get.
+    If anything goes wrong the old file stays as it was.
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
@@ -22,7 +32,7 @@ def write_atomically(path: Path | str, data: bytes) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)

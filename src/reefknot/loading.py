@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ReefknotError
-from reefknot.format import MAX_BYTES, open_state
+from reefknot.format import MAX_BYTES, open_state, tensor_names
 from reefknot.state import TiedState
 from reefknot.tensors import to_tensor
 
@@ -27,7 +27,11 @@ def load(
         device: where to put them; the CPU by default.
         max_bytes: refuse a file whose tensors would take up more than this.
     """
-    return tensors(open_state(path, max_bytes=max_bytes), names, device)
+    if names is None:
+        return tensors(open_state(path, max_bytes=max_bytes), None, device)
+    wanted = set(names)
+    _refuse_unknown(wanted, tensor_names(path))
+    return tensors(open_state(path, names=wanted, max_bytes=max_bytes), wanted, device)
 
 
 def tensors(
@@ -47,8 +51,12 @@ def tensors(
             if owner not in made:
                 made[owner] = to_tensor(values, dtype).to(device or "cpu")
             result[name] = made[owner]
-    for name in sorted((wanted or set()) - set(known)):
+    _refuse_unknown(wanted or set(), known)
+    return result
+
+
+def _refuse_unknown(wanted: set[str], known: list[str]) -> None:
+    for name in sorted(wanted - set(known)):
         close = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ReefknotError(f"the file holds no tensor {name!r}{hint}")
-    return result

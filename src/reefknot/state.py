@@ -113,17 +113,13 @@ class TiedState:
         object.__setattr__(self, "codebooks", tuple(self.codebooks))
         object.__setattr__(self, "tensors", tuple(self._checked(t) for t in self.tensors))
         object.__setattr__(self, "aliases", MappingProxyType(dict(self.aliases)))
-        names = [tensor.name for tensor in self.tensors]
-        twice = (
-            {name for name in names if names.count(name) > 1}
-            if len(set(names)) < len(names)
-            else set()
-        )
-        twice |= set(self.aliases) & set(names)
-        if twice:
-            raise ReefknotError(f"two tensors of one state are named {min(twice)!r}")
+        names: set[str] = set()
+        for name in (*(tensor.name for tensor in self.tensors), *self.aliases):
+            if name in names:
+                raise ReefknotError(f"two tensors of one state are named {name!r}")
+            names.add(name)
         for alias, name in self.aliases.items():
-            if name not in set(names):
+            if name not in names or name in self.aliases:
                 raise ReefknotError(
                     f"{alias!r} is an alias of {name!r}, which the state does not hold"
                 )

@@ -28,7 +28,7 @@ def _signatures(template: str) -> list[str]:
     return [template.format(f=f, i=i) for f, i in pairs]
 
 
-@compiled(_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
+@compiled(*_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
 def pull(
     weights: NDArray, grad: NDArray, assignment: NDArray, centers: NDArray, tying: Real, l1: Real
 ) -> None:
@@ -42,7 +42,7 @@ def pull(
         grad[n] += (w - centers[assignment[n]]) * tying + (up + down)
 
 
-@compiled(_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
+@compiled(*_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
 def pull_to_medians(
     weights: NDArray, grad: NDArray, assignment: NDArray, centers: NDArray, tying: Real, l1: Real
 ) -> None:
@@ -58,7 +58,7 @@ def pull_to_medians(
         grad[n] += (outward + inward) + (up + down)
 
 
-@compiled(_signatures("float64({f}[::1], {i}[::1], float64[::1], float64, int64[::1])"))
+@compiled(*_signatures("float64({f}[::1], {i}[::1], float64[::1], float64, int64[::1])"))
 def sum_deviations(
     weights: NDArray, assignment: NDArray, centers: NDArray, scale: float, sums: NDArray
 ) -> float:
@@ -89,14 +89,14 @@ def sum_deviations(
     return largest
 
 
-@compiled(_signatures("void({f}[::1], {i}[::1], {f}[::1])"))
+@compiled(*_signatures("void({f}[::1], {i}[::1], {f}[::1])"))
 def project(weights: NDArray, assignment: NDArray, centers: NDArray) -> None:
     """Set each weight to its own center."""
     for n in range(weights.size):
         weights[n] = centers[assignment[n]]
 
 
-@compiled(_signatures("void({f}[::1], {f})"))
+@compiled(*_signatures("void({f}[::1], {f})"))
 def soft_threshold(weights: NDArray, threshold: Real) -> None:
     """Move each weight towards zero by `threshold`, and to exactly zero if it would cross."""
     for n in range(weights.size):

@@ -1,0 +1,623 @@
+"""A reader of `.reef` files (version 1) in plain Python, with no dependency.
+
+It follows docs/format.md section by section and is slow on purpose: it is there to be read, and to
+prove that the specification is complete. It decodes; it checks only what it must to be right.
+
+    python reference_decoder.py model.reef          prints every name, type, shape and CRC-32
+
+`read(data)` gives a dict: name -> (type, shape, bytes of the elements in C order, little endian).
+"""
+
+import math
+import sys
+import zlib
+from bisect import bisect_left
+
+TYPES = {
+    "F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1, "C64": 8, "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4,
+    "U64": 8, "I64": 8,
+}  # fmt: skip
+TAGS = list(TYPES)
+EXPONENT_BITS = {
+    "F32": 8, "F16": 5, "BF16": 8, "F64": 11, "F8_E4M3": 4, "F8_E5M2": 5, "F8_E4M3FNUZ": 4, "F8_E5M2FNUZ": 5,
+}  # fmt: skip
+PRIME = (
+    "weight\0bias\0features.0.weight\0features.0.bias\0classifier.1.weight\0classifier.1.bias\0"
+    "model.layers.0.self_attn.q_proj.weight\0model.layers.0.mlp.up_proj.weight\0"
+    "layer1.0.conv1.weight\0layer1.0.bn1.weight\0layer1.0.bn1.bias\0layer1.0.bn1.running_mean\0"
+    "layer1.0.bn1.running_var\0layer1.0.bn1.num_batches_tracked\0"
+    "0.weight\0" "0.bias\0" "2.weight\0" "2.bias\0" "4.weight\0" "4.bias\0"
+    "conv1.weight\0conv1.bias\0conv2.weight\0conv2.bias\0conv3.weight\0conv3.bias\0"
+    "fc1.weight\0fc1.bias\0fc2.weight\0fc2.bias\0fc3.weight\0fc3.bias\0fc.weight\0fc.bias\0"
+    "conv1.weight\0conv1.bias\0conv2.weight\0conv2.bias\0fc1.weight\0fc1.bias\0fc2.weight\0fc2.bias\0"
+).encode()  # fmt: skip
+
+# ---- tables (format.md, section 3) -------------------------------------------------------------
+
+STRETCH_MAX = 1775
+
+
+def _squash_table():
+    one = 1 << 64
+    factor = term = one
+    for n in range(1, 12):
+        term //= 256 * n
+        factor += term
+    power, upper = one, []
+    for _ in range(STRETCH_MAX + 1):
+        upper.append((power << 16) // (power + one))
+        power = power * factor >> 64
+    return [min(max(p, 1), 65535) for p in [65536 - p for p in upper[:0:-1]] + upper]
+
+
+def _level(density):
+    level = 0
+    while density > 24 and level < 7:
+        density = density * 5 >> 3
+        level += 1
+    return level
+
+
+SQUASH = _squash_table()
+RECIPROCAL = [min((1 << 32) // max(n, 1), (1 << 32) - 1) for n in range(1085)]
+STRETCH = [bisect_left(SQUASH, 16 * p + 8) - STRETCH_MAX for p in range(4096)]
+
+
+# ---- range decoder and prediction (sections 2 and 4) -------------------------------------------
+
+
+class Decoder:
+    """Bits of one stream. With `told`, it learns from given bits instead (to prime the name model)."""
+
+    def __init__(self, stream, told=None):
+        self.stream, self.told = stream, told
+        self.size, self.at = 1 << 48, 6
+        self.code = int.from_bytes(stream[:6].ljust(6, b"\0"), "big")
+        self.numbers, self.flags = {}, {}
+        self.text = None
+
+    def bit(self, p):
+        if self.told is not None:
+            return next(self.told)
+        bound = (self.size >> 16) * p
+        bit = self.code < bound
+        if bit:
+            self.size = bound
+        else:
+            self.code -= bound
+            self.size -= bound
+        while self.size < 1 << 40:
+            byte = self.stream[self.at] if self.at < len(self.stream) else 0
+            self.at += 1
+            self.code = self.code << 8 | byte
+            self.size <<= 8
+        return int(bit)
+
+    def adaptive(self, table, slot, base=32768):
+        bit = self.bit(shrunk(table, slot, 2, base))
+        count(table, slot, bit)
+        return bit
+
+    def mixed(self, base, table, contexts, weights, first, rate):
+        """`contexts` are pairs of slot and prior."""
+        origin = STRETCH[base >> 4]
+        votes = [
+            STRETCH[shrunk(table, slot, prior, base) >> 4] - origin for slot, prior in contexts
+        ]
+        total = weights[first] * origin + sum(w * v for w, v in zip(weights[first + 1 :], votes))
+        p = SQUASH[min(max((total + 32768) >> 16, -STRETCH_MAX), STRETCH_MAX) + STRETCH_MAX]
+        bit = self.bit(p)
+        error = ((bit << 16) - p) * rate
+        weights[first] += origin * error >> 22
+        for i, (slot, _) in enumerate(contexts):
+            weights[first + 1 + i] += votes[i] * error >> 18
+            count(table, slot, bit)
+        return bit
+
+    # -- section 5: numbers, flags, names
+
+    def number(self, kind):
+        table = self.numbers.setdefault(kind, {})
+        length = 0
+        while length < 47 and self.adaptive(table, length):
+            length += 1
+        result = 1
+        for i in range(length):
+            if i < 2:
+                bit = self.adaptive(table, 64 + 3 * length + (result & 1 if i else 0) + i)
+            else:
+                bit = self.bit(32768)
+            result = result * 2 + bit
+        return result - 1
+
+    def flag(self, kind, context=0, base=32768):
+        return self.adaptive(self.flags.setdefault((kind, context), {}), 0, base)
+
+    def uniform(self, size):
+        if size > 1 << 40:
+            last = size - 1
+            high = self.uniform((last >> 32) + 1)
+            return high << 32 | self.uniform(
+                (last & 0xFFFFFFFF) + 1 if high == last >> 32 else 1 << 32
+            )
+        offset = 0
+        while size > 1:
+            half = 1 << ((size - 1).bit_length() - 1)
+            if self.bit(min(max(((size - half) << 16) // size, 1), 65535)):
+                offset += half
+                size -= half
+            else:
+                size = half
+        return offset
+
+    def ascending(self, number, low, high):
+        if not number:
+            return []
+        middle = number // 2
+        first = low + middle
+        value = first + self.uniform(high - (number - 1 - middle) - first + 1)
+        left = self.ascending(middle, low, value - 1)
+        return [*left, value, *self.ascending(number - middle - 1, value + 1, high)]
+
+    def name(self):
+        if self.text is None:
+            self.text = Names()
+        return self.text.read(self).replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
+
+
+def shrunk(table, slot, prior, base):
+    seen, ones = table.get(slot, (0, 0))
+    p = ((ones << 16) + prior * base) * RECIPROCAL[seen + prior] >> 32
+    return min(max(p, 8), 65528)
+
+
+def count(table, slot, bit):
+    seen, ones = table.get(slot, (0, 0))
+    if seen >= 1020:
+        seen, ones = seen >> 1, ones >> 1
+    table[slot] = (seen + 1, ones + bit)
+
+
+class Names:
+    """The model of names, which has read the typical ones."""
+
+    def __init__(self):
+        self.table, self.weights, self.history = {}, [65536] + [20000] * 5, b"\0" * 5
+        told = (byte >> shift & 1 for byte in PRIME for shift in range(7, -1, -1))
+        primer = Decoder(b"", told)
+        for _ in range(PRIME.count(b"\0")):
+            self.read(primer)
+        self.history = PRIME[-5:]
+
+    def read(self, decoder):
+        name = b""
+        while True:
+            h = int.from_bytes(self.history, "big")  # the last byte is the lowest
+            orders = [
+                (h & 0xFF) * 8 + 1, (h & 0xFFFF) * 8 + 2, (h & 0xFFFFFF) * 8 + 3,
+                (h & 0xFFFFFFFF) % 0xFFFFFB * 8 + 4, h % 0xFFFFFB * 8 + 5,
+            ]  # fmt: skip
+            node = 1
+            while node < 256:
+                slots = [
+                    256 + (((c * 1000003 + node) * 0x2545F491 & 0xFFFFFFFF) >> 18) for c in orders
+                ]
+                base = shrunk(self.table, node, 2, 32768)
+                contexts = list(zip(slots, (2, 1, 1, 1, 1)))
+                bit = decoder.mixed(base, self.table, contexts, self.weights, 0, 24)
+                count(self.table, node, bit)
+                node = node * 2 + bit
+            byte = bytes([node & 0xFF])
+            self.history = self.history[1:] + byte
+            if byte == b"\0":
+                return name
+            name += byte
+
+
+# ---- header (section 6) ------------------------------------------------------------------------
+
+
+def read_header(d, indexed):
+    num_books, num_entries, num_aliases = (
+        d.number("books"),
+        d.number("entries"),
+        d.number("aliases"),
+    )
+    books = [read_book(d) for _ in range(num_books)]
+    entries, by_ending, outputs, last = [], {}, -1, -1
+    for _ in range(num_entries):
+        name = d.name()
+        ending = name.rpartition(".")[2]
+        kind = sum(ending.encode("utf-8", "surrogatepass")) % 64
+        like = by_ending.get(ending)
+        entry = {"name": name, "codebook": -1, "method": 0}
+        if d.flag("kept", kind, 8000):
+            d.flag("trainable", kind)
+            if like and like["codebook"] < 0 and d.flag("same type", kind, 50000):
+                entry["type"] = like["type"]
+            else:
+                entry["type"] = TAGS[d.uniform(len(TAGS))]
+        else:
+            if not d.flag("same codebook", 0, 50000):
+                last = last + 1 if d.flag("next codebook", 0, 50000) else d.uniform(len(books))
+            entry["codebook"], entry["type"] = last, books[last][0]
+        if like and d.flag("same rank", 0, 55000):
+            rank = len(like["shape"])
+        else:
+            rank = d.number("rank")
+        shape = []
+        for i in range(rank):
+            guesses = (
+                outputs,
+                like["shape"][i] if like and i < len(like["shape"]) else -1,
+                shape[-1] if i else -1,
+            )
+            known = [-1]
+            for number, guess in enumerate(guesses):
+                if guess not in known:
+                    if d.flag(f"guess {number}", 8 * min(rank, 4) + min(i, 3)):
+                        shape.append(guess)
+                        break
+                    known.append(guess)
+            else:
+                shape.append(d.number("size"))
+        entry["shape"] = tuple(shape)
+        outputs = shape[0] if rank > 1 else outputs
+        if indexed:
+            entry["method"] = d.flag("method")
+            entry["bytes"], entry["crc"] = d.number("bytes"), d.uniform(1 << 32)
+        by_ending[ending] = entry
+        entries.append(entry)
+    aliases = [(d.name(), d.uniform(num_entries)) for _ in range(num_aliases)]
+    return books, entries, aliases
+
+
+def read_book(d):
+    """A codebook: its type, and the raw bits of its values in order."""
+    tag = TAGS[d.number("type")]
+    width, number = 8 * TYPES[tag], d.number("values")
+    has_zero = d.flag("zero", 0, 60000) if number else 0
+    below = d.uniform(number - has_zero + 1)
+    low, high, shift = 0, (1 << width) - 1, 0
+    if tag in EXPONENT_BITS:
+        fraction = width - 1 - EXPONENT_BITS[tag]
+        folded = d.number("exponent")
+        most = (
+            (1 << (EXPONENT_BITS[tag] - 1))
+            - 2
+            - (-(folded + 1 >> 1) if folded & 1 else folded >> 1)
+        )
+        least = most - d.number("exponents")
+        shift = fraction - d.uniform(fraction + 1)
+        low, high = (least << fraction) >> shift, (((most + 1) << fraction) - 1) >> shift
+    negative = d.ascending(below, low, high)
+    positive = d.ascending(number - has_zero - below, low, high)
+    sign = 1 << (width - 1)
+    if tag in EXPONENT_BITS:
+        return tag, [m << shift | sign for m in negative[::-1]] + [0] * has_zero + [
+            m << shift for m in positive
+        ]
+    flip = sign if tag in ("I8", "I16", "I32", "I64") else 0
+    return tag, [m ^ flip for m in [0] * has_zero + positive]
+
+
+# ---- tied tensors (section 7) ------------------------------------------------------------------
+
+FIRST_WEIGHTS = (
+    [100, 75, 25]
+    + [100, 10, 45, 33, 45]
+    + [100, 46, 50, 45, 45, 35, 20] * 3
+    + [90, 55, 45, 35]
+    + [90, 40, 40, 55] * 3
+)
+MASK_BASE, SIGN_BASE, ROW_FLAG, COLUMN_FLAG = 0, 1, 2, 8
+GRID, PLACE, ACTIVE, LEVEL_PAIR, NEAR = 80, 112, 176, 188, 270
+SIGNS, BALANCE, SIGNED = 306, 333, 342
+MAGNITUDE, NEAR_MAGNITUDE, ROW_MAGNITUDE, PAIR_MAGNITUDE = 392, 520, 1288, 2312
+LINES, LINE_MASK = 3336, (1 << 20) - 1
+
+
+class Content:
+    """What is carried from tensor to tensor of one stream."""
+
+    def __init__(self):
+        self.weights = [w * 65536 // 100 for w in FIRST_WEIGHTS]
+        self.shared, self.activity, self.planes = {}, [], {}
+
+    def tied(self, d, shape, codebook, bits):
+        """Indices in C order."""
+        rows, columns = (
+            (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+        )
+        size, zero = len(bits), bits.index(0) if 0 in bits else -1
+        if not rows * columns or size <= 1:
+            return [0] * (rows * columns)
+        pivot = zero if zero >= 0 and d.flag("pivot is zero", 0, 60000) else d.uniform(size)
+        units = self.activity if self.activity and columns % len(self.activity) == 0 else []
+        by_column = maps = 0
+        if min(rows, columns) > 1:
+            by_column, maps = d.flag("by column"), d.flag("maps", 0, 60000)
+        grid = 0
+        while grid < 4 and d.flag("grid", grid + 8 * min(len(shape), 4)):
+            grid += 1
+        width, plane = grid_of(grid, shape, columns, len(units))
+        group = columns // len(units) if units else 1
+        active = [
+            1 + min(units[c // group].bit_length(), 7) if units else 0 for c in range(columns)
+        ]
+        place = [min(c % plane, 63) if plane else 0 for c in range(columns)]
+        x = Matrix(self, d, rows, columns, pivot, size, width, plane, active, place)
+        x.shared = self.shared.setdefault(codebook, {})
+        if maps:
+            x.read_maps()
+        for a in range(columns if by_column else rows):
+            for b in range(rows if by_column else columns):
+                r, c = (b, a) if by_column else (a, b)
+                if x.live_row[r] and x.live_column[c]:
+                    x.read_cell(r, c)
+        if len(shape) > 1:
+            self.activity = [sum(i != pivot for i in row) for row in x.x] if rows <= 1 << 20 else []
+        return [i for row in x.x for i in row]
+
+    def kept(self, d, number, size, tag):
+        """Rows of bytes."""
+        table, weights = self.planes.setdefault(tag, ({}, [65536, 26000, 26000, 0] * 8))
+        rows, before = [], [0] * size
+        predicted = d.uniform(size + 1) if number else 0
+        for _ in range(number):
+            row = []
+            for plane in range(size):
+                node = 1
+                while node < 256:
+                    if plane >= predicted:
+                        node = node * 2 + d.bit(32768)
+                        continue
+                    own = plane * 256 + node
+                    contexts = [(2048 + place_of(own, before[plane]), 4)]
+                    contexts.append((2048 + 32768 + place_of(own, row[-1] if row else 0), 4))
+                    base = shrunk(table, own, 2, 32768)
+                    bit = d.mixed(base, table, contexts, weights, 4 * plane, 8)
+                    count(table, own, bit)
+                    node = node * 2 + bit
+                row.append(node & 0xFF)
+            rows.append(row)
+            before = row
+        return rows
+
+
+def place_of(own, byte):
+    return ((own * 256 + byte) * 0x2545F491 & 0xFFFFFFFF) >> 17
+
+
+def grid_of(grid, shape, columns, num_units):
+    if grid == 0:
+        return 0, 0
+    if grid == 1:
+        return shape[-1], shape[-1] * shape[-2]
+    channels = (1, 3, num_units)[grid - 2]
+    width = math.isqrt(columns // channels)
+    return width, 0 if channels == 1 else width * width
+
+
+class Matrix:
+    """One matrix of indices while it is read."""
+
+    def __init__(self, content, d, rows, columns, pivot, size, width, plane, active, place):
+        self.d, self.weights = d, content.weights
+        self.rows, self.columns, self.pivot, self.size = rows, columns, pivot, size
+        self.width, self.plane, self.active, self.place = width, plane, active, place
+        self.x = [[pivot] * columns for _ in range(rows)]
+        self.live_row, self.live_column = [1] * rows, [1] * columns
+        self.table, self.deep, self.rank = {}, {}, {}
+        self.row_slots = min(rows, LINE_MASK + 1)
+
+    def read_maps(self):
+        for r in range(self.rows):
+            before = self.live_row[r - 1] if r else 0
+            contexts = [(ROW_FLAG, 2), (ROW_FLAG + 1 + before, 8)]
+            self.live_row[r] = self.d.mixed(20000, self.table, contexts, self.weights, 0, 24)
+        live, w = self.live_column, self.width
+        for c in range(self.columns):
+            left = live[c - 1] if c else 0
+            up = live[c - w] if w and c >= w else 0
+            corners = (live[c - w + 1] if w > 1 and c >= w else 0) + (
+                live[c - w - 1] if w and c > w else 0
+            )
+            behind = live[c - self.plane] if self.plane and c >= self.plane else 0
+            active = self.active[c]
+            known = min(active, 2)
+            contexts = [
+                (COLUMN_FLAG + known, 2), (COLUMN_FLAG + 3 + 4 * known + 2 * left + up, 4),
+                (COLUMN_FLAG + 15 + left + up + corners + 5 * known + 15 * behind, 4), (COLUMN_FLAG + 45 + active, 4),
+            ]  # fmt: skip
+            live[c] = self.d.mixed(32768, self.table, contexts, self.weights, 3, 24)
+
+    def at(self, r, c):
+        return self.x[r][c] if r >= 0 and c >= 0 else self.pivot
+
+    def level(self, slot):
+        seen, ones = self.table.get(slot, (0, 0))
+        if not seen:
+            return 0
+        return 1 + _level(min(((2 * ones + 1) << 9) * RECIPROCAL[seen + 4] >> 32, 1024))
+
+    def read_cell(self, r, c):
+        d, table, weights, pivot, w = self.d, self.table, self.weights, self.pivot, self.width
+        left, above = self.at(r, c - 1), self.at(r - 1, c)
+        up = self.at(r, c - w) if w else pivot
+        up_right = self.at(r, c - w + 1) if w > 1 and c >= w else pivot
+        up_left = self.at(r, c - w - 1) if w else pivot
+        behind = self.at(r, c - self.plane) if self.plane else pivot
+        has = [int(i != pivot) for i in (left, up, up_right, up_left, behind)]
+        row, column = LINES + (r & LINE_MASK), LINES + self.row_slots + (c & LINE_MASK)
+        active = self.active[c]
+        last = (
+            PLACE + self.place[c]
+            if self.plane
+            else NEAR + has[0] + 2 * (above != pivot) + 4 * active
+        )
+        contexts = [
+            (row, 6), (column, 24), (GRID + sum(h << i for i, h in enumerate(has)), 4),
+            (LEVEL_PAIR + 9 * self.level(column) + self.level(row), 16), (ACTIVE + active, 4), (last, 6),
+        ]  # fmt: skip
+        base = shrunk(table, MASK_BASE, 4, 6554)
+        bit = d.mixed(base, table, contexts, weights, 8 + 7 * min(2, sum(has[:4])), 14)
+        count(table, MASK_BASE, bit)
+        if not bit:
+            return
+        pair = left + up - 2 * pivot
+        pull = 2 * pair + up_right + up_left + behind - 3 * pivot
+        ring = self.at(r, c - 2) - pivot
+        if w > 2:
+            places = [c - w - 2, c - w + 2 if c >= w else -1] + [
+                c - 2 * w + k for k in range(-2, 3)
+            ]
+            ring += sum(self.at(r, place) - pivot for place in places)
+        upper = int(pivot == 0)
+        if 0 < pivot < self.size - 1:
+            sides = [
+                0 if i == pivot else 1 if i < pivot else 2
+                for i in (left, up, up_right, up_left, behind)
+            ]
+            balance = sum((0, -1, 1)[s] for s in sides[:4])
+            strength = min(abs(pull).bit_length(), 7) * (1 if pull >= 0 else -1)
+            contexts = [
+                (SIGNS + sides[0] + 3 * sides[1] + 9 * sides[4], 2), (BALANCE + 4 + balance, 3),
+                (SIGNED + 22 + 3 * strength + (ring > 0) - (ring < 0), 4),
+            ]  # fmt: skip
+            upper = d.mixed(shrunk(table, SIGN_BASE, 4, 32768), table, contexts, weights, 29, 20)
+            count(table, SIGN_BASE, upper)
+        choices = self.size - 1 - pivot if upper else pivot
+        if not upper:
+            pair, pull, ring = -pair, -pull, -ring
+        pull += ring >> 1
+        near = min(5, 1 + min((pull >> 1).bit_length(), 7)) if pull > 0 else 0
+        close = min(5, pair.bit_length()) if pair > 0 else 0 if pair == 0 else 7 if pair < -3 else 6
+        total, number = self.rank.get(r & LINE_MASK, (0, 0))
+        usual = 1 + min(6, total * 8 // (number * choices)) if number else 0
+        bits = (choices - 1).bit_length()
+        node, done = 1, 0
+        for j in range(bits - 1, -1, -1):
+            if done + (1 << j) >= choices:
+                node *= 2
+                continue
+            if node >= 64:
+                bit = d.adaptive(self.deep, (upper << bits) + node)
+            else:
+                own = 64 * upper + node
+                base = shrunk(table, MAGNITUDE + own, 8, shrunk(self.shared, own, 2, 32768))
+                contexts = [
+                    (NEAR_MAGNITUDE + 128 * near + own, 8), (ROW_MAGNITUDE + 128 * usual + own, 8),
+                    (PAIR_MAGNITUDE + 128 * close + own, 16),
+                ]  # fmt: skip
+                bit = d.mixed(base, table, contexts, weights, 33 + 4 * min(node - 1, 2), 20)
+                count(table, MAGNITUDE + own, bit)
+                count(self.shared, own, bit)
+            done += bit << j
+            node = node * 2 + bit
+        self.rank[r & LINE_MASK] = (total + done, number + 1)
+        self.x[r][c] = pivot + 1 + done if upper else pivot - 1 - done
+
+
+# ---- static tables (section 9) -----------------------------------------------------------------
+
+
+def read_symbols(d, data, number, size):
+    """The symbols, and how many bytes of `data` they took."""
+    precision = 12 if size <= 256 else 16
+    frequency = [d.number("frequency") for _ in range(size)]
+    assert sum(frequency) == 1 << precision
+    words = d.number("words")
+    lanes = [int.from_bytes(data[5 * i : 5 * i + 5], "little") for i in range(4)]
+    owner, start = [], []
+    for symbol, share in enumerate(frequency):
+        start.append(len(owner))
+        owner += [symbol] * share
+    symbols, at = [], 20
+    for i in range(number):
+        state = lanes[i % 4]
+        slot = state & ((1 << precision) - 1)
+        symbol = owner[slot]
+        symbols.append(symbol)
+        state = frequency[symbol] * (state >> precision) + slot - start[symbol]
+        if state < 1 << 24:
+            state = state << 16 | int.from_bytes(data[at : at + 2], "little")
+            at += 2
+        lanes[i % 4] = state
+    assert lanes == [1 << 24] * 4 and at == 20 + 2 * words
+    return symbols, at
+
+
+# ---- files (section 1) -------------------------------------------------------------------------
+
+
+def read(data):
+    """Name -> (type, shape, bytes of the elements)."""
+    assert data[:3] == b"REF" and data[3] in (0x01, 0x81), "not a .reef file of version 1"
+    if data[3] == 0x01:
+        assert zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little"), "damaged"
+        d, content = Decoder(data[4:-4]), Content()
+        books, entries, aliases = read_header(d, indexed=False)
+        tensors = [read_tight(d, content, books, entry) for entry in entries]
+    else:
+        length = int.from_bytes(data[-8:-4], "little")
+        tail = data[len(data) - 8 - length : -4]
+        assert zlib.crc32(data[:4] + tail) == int.from_bytes(data[-4:], "little"), "damaged"
+        books, entries, aliases = read_header(Decoder(tail[:length]), indexed=True)
+        tensors, at = [], 4
+        for entry in entries:
+            stream = data[at : at + entry["bytes"]]
+            assert zlib.crc32(stream) == entry["crc"], "damaged"
+            fast = read_fast(stream, books, entry) if entry["method"] else None
+            tensors.append(fast or read_tight(Decoder(stream), Content(), books, entry))
+            at += entry["bytes"]
+    result = {e["name"]: (e["type"], e["shape"], t) for e, t in zip(entries, tensors)}
+    return result | {name: result[entries[owner]["name"]] for name, owner in aliases}
+
+
+def read_tight(d, content, books, entry):
+    number, tag = math.prod(entry["shape"]), entry["type"]
+    if entry["codebook"] >= 0:
+        bits = books[entry["codebook"]][1]
+        return elements(content.tied(d, entry["shape"], entry["codebook"], bits), bits, tag)
+    unit = 4 if tag == "C64" else TYPES[tag]
+    return from_planes(content.kept(d, number * TYPES[tag] // unit, unit, tag), unit, tag)
+
+
+def read_fast(stream, books, entry):
+    length = int.from_bytes(stream[:4], "little")
+    d, data = Decoder(stream[4 : 4 + length]), stream[4 + length :]
+    number, tag = math.prod(entry["shape"]), entry["type"]
+    if entry["codebook"] >= 0:
+        bits = books[entry["codebook"]][1]
+        return elements(read_symbols(d, data, number, len(bits))[0], bits, tag)
+    unit = 4 if tag == "C64" else TYPES[tag]
+    number, planes = number * TYPES[tag] // unit, []
+    for _ in range(unit):
+        plane, used = (
+            read_symbols(d, data, number, 256) if d.flag("table") else (list(data[:number]), number)
+        )
+        planes.append(plane)
+        data = data[used:]
+    return from_planes(list(zip(*planes)), unit, tag)
+
+
+def elements(indices, bits, tag):
+    return b"".join(bits[i].to_bytes(TYPES[tag], "little") for i in indices)
+
+
+def from_planes(rows, unit, tag):
+    out = bytearray()
+    for row in rows:
+        value = int.from_bytes(bytes(row), "big")
+        if tag in (*EXPONENT_BITS, "F8_E8M0") and unit > 1:
+            value = value >> 1 | (value & 1) << (8 * unit - 1)
+        out += (value & 1 if tag == "BOOL" else value).to_bytes(unit, "little")
+    return bytes(out)
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], "rb") as file:
+        for name, (tag, shape, raw) in read(file.read()).items():
+            print(f"{name!r:40} {tag:12} {list(shape)!s:20} {zlib.crc32(raw):08x}")

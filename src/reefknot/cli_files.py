@@ -1,0 +1,152 @@
+"""The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+_EXISTING = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("source", type=_EXISTING)
+@click.argument("target", type=_EXISTING)
+@click.option(
+    "--clusters", type=int, help="Shared values for each tensor (or the network), zero included."
+)
+@click.option("--density", type=float, help="Fraction of elements that may stay non-zero.")
+@click.option(
+    "--scope", type=click.Choice(["tensor", "network"]), default="tensor", show_default=True
+)
+@click.option(
+    "--keep", multiple=True, metavar="GLOB", help="Names to keep exactly, such as '*.bias'."
+)
+@click.option(
+    "--min-size", default=0, show_default=True, help="Keep tensors with fewer elements exactly."
+)
+@click.option(
+    "--effort", type=click.Choice(["auto", "tight", "fast"]), default="auto", show_default=True
+)
+@click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pack(
+    source: Path, target: Path, clusters: int | None, density: float | None, scope: Any,
+    keep: tuple[str, ...], min_size: int, effort: Any, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin) as a .reef file.
+
+    Without --clusters and --density nothing is changed: every value reads back bit for bit.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+
+    from reefknot.cluster import Settings
+    from reefknot.packing import pack as pack_file
+
+    settings = Settings(clusters, density, scope, keep, min_size)
+    columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("pack", total=None)
+        packed = pack_file(
+            source, target, settings, effort=effort, force=force,
+            on_bytes=lambda done, total: progress.update(task, completed=done, total=total),
+        )  # fmt: skip
+    rate = packed.original_bytes / packed.file_bytes
+    if as_json:
+        rows = [vars(change) for change in packed.changes]
+        click.echo(json.dumps({
+            "original_bytes": packed.original_bytes, "file_bytes": packed.file_bytes,
+            "rate_file": rate,
+            "tensors": rows,
+        }))  # fmt: skip
+        return
+    table = Table("tensor", "done", "relative L2 error", "largest error")
+    for change in packed.changes:
+        errors = (
+            (f"{change.relative_error:.3g}", f"{change.largest_error:.3g}")
+            if change.largest_error
+            else ("0", "0")
+        )
+        table.add_row(change.name, change.done, *errors)
+    Console().print(table)
+    click.echo(
+        f"{packed.original_bytes:,} -> {packed.file_bytes:,} bytes ({rate:.1f}x), wrote {target}"
+    )
+
+
+@click.command()
+@click.argument("source", type=_EXISTING)
+@click.argument("target", type=_EXISTING)
+@click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
+@click.option("--max-bytes", type=int, help="Refuse a file whose tensors take up more than this.")
+def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> None:
+    """Write a .reef file as a .safetensors file."""
+    from reefknot.format import MAX_BYTES
+    from reefknot.packing import unpack as unpack_file
+
+    size = unpack_file(source, target, force=force, max_bytes=max_bytes or MAX_BYTES)
+    click.echo(f"{source.stat().st_size:,} -> {size:,} bytes, wrote {target}")
+
+
+@click.command()
+@click.argument("file", type=_EXISTING)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def inspect(file: Path, as_json: bool) -> None:
+    """Show where every byte of FILE went, beside what other ways of storing would take."""
+    from reefknot.inspection import inspect as inspect_file
+
+    found = inspect_file(file)
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("tensor", "shape", "density", "bytes", "positions", "values")
+    for row in found.tensors:
+        shape = "x".join(map(str, row.shape)) or "-"
+        numbers = (f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes))
+        table.add_row(row.name, shape, f"{row.density:.4f}", *numbers)
+    Console().print(table)
+    sizes = Table("stored as", "bytes", "rate")
+    rows: list[tuple[str, float | None]] = [
+        ("this file", found.file_bytes), ("  header", found.header_bytes),
+        ("  codebooks", found.codebook_bytes), ("  tied tensors", found.tied_bytes),
+        ("  kept tensors", found.kept_bytes), ("original", found.original_bytes),
+        ("gzip -9", found.gzip_bytes), ("xz -9e", found.xz_bytes),
+        ("zero-order entropy", found.entropy_bytes),
+        ("fixed width, equation 2", found.original_bytes / found.rate_fixed),
+        ("CSR and Huffman, as the paper counts", found.original_bytes / found.rate_paper),
+    ]  # fmt: skip
+    for label, size in rows:
+        if size is not None:
+            rate = (
+                "" if label.startswith("  ") or not size else f"{found.original_bytes / size:.1f}x"
+            )
+            sizes.add_row(label, f"{size:,.1f}".removesuffix(".0"), rate)
+    Console().print(sizes)
+    click.echo(
+        f"{found.num_weights:,} weights, density {found.density:.4f}, "
+        f"{found.num_clusters} shared values"
+    )
+
+
+@click.command()
+@click.argument("file", type=_EXISTING)
+@click.option("--against", type=_EXISTING, help="A checkpoint whose every value must be in FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(file: Path, against: Path | None, as_json: bool) -> None:
+    """Prove that FILE is whole and can be decoded, and that it equals a checkpoint."""
+    from reefknot.inspection import verify as verify_file
+
+    found = verify_file(file, against)
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+        return
+    click.echo(f"{file}: whole, {found.num_tensors} tensors, {found.num_weights:,} weights decoded")
+    if against is not None:
+        zeros = found.negative_zeros
+        note = f" ({zeros:,} times -0.0 there is +0.0 here, which counts as equal)" if zeros else ""
+        click.echo(f"every value equals {against}{note}")

@@ -1,0 +1,188 @@
+"""Tied tensors: indices into a codebook, coded by the adaptive model (`tight`).
+
+Takes     a matrix of indices, and what the tensors before it have taught the model.
+Gives     the same matrix; a writer also picks scan order and grid, by trying them all.
+Unaware   of files and codebook values.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from reefknot.codec import kernels as k
+from reefknot.codec.coder import Coder
+from reefknot.errors import FormatError
+
+NO_GRID, KERNEL, IMAGE, IMAGE_RGB, UNITS = range(5)  # how the columns of a matrix lie in space
+
+
+MAX_UNITS = 1 << 20  # a layer with more outputs tells the next one nothing
+
+
+class Plan(NamedTuple):
+    """The choices for one tensor, which are written before it."""
+
+    by_column: bool
+    maps: bool
+    grid: int
+
+
+@dataclass
+class Memory:
+    """What is carried from tensor to tensor of one stream."""
+
+    weights: np.ndarray = field(
+        default_factory=lambda: np.array(k.FIRST_WEIGHTS, np.int64) * 65536 // 100
+    )
+    shared: dict[int, np.ndarray] = field(
+        default_factory=dict
+    )  # by codebook: magnitudes seen so far
+    activity: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.int32)
+    )  # of the last layer's units
+
+    def copy(self, codebook: int) -> "Memory":
+        """An independent copy, as far as a tensor of this codebook can change it."""
+        shared = dict(self.shared)
+        if codebook in shared:
+            shared[codebook] = shared[codebook].copy()
+        return Memory(self.weights.copy(), shared, self.activity)
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor: its first dimension against the others, or one row."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def grid_of(kind: int, shape: tuple[int, ...], num_units: int) -> tuple[int, int] | None:
+    """Width of a line, size of a plane in the columns of a tensor; None where it does not fit."""
+    columns = matrix_shape(shape)[1]
+    if kind == NO_GRID:
+        return 0, 0
+    if kind == KERNEL:
+        return (shape[-1], shape[-1] * shape[-2]) if len(shape) > 3 else None
+    channels = {IMAGE: 1, IMAGE_RGB: 3, UNITS: num_units}[kind]
+    if channels < 1 or columns % channels or (kind == UNITS and channels == columns):
+        return None
+    width = math.isqrt(columns // channels)
+    if width < 2 or width * width * channels != columns:
+        return None
+    return width, 0 if channels == 1 else width * width
+
+
+def code_tensor(
+    coder: Coder, shape: tuple[int, ...], indices: np.ndarray | None, *,
+    pivot: int, size: int, codebook: int, memory: Memory,
+) -> np.ndarray:  # fmt: skip
+    """Code a tensor of indices below `size`, which a writer gives and a reader gets.
+
+    `pivot` is the index that most elements have, zero in a sparse network.
+    """
+    rows, columns = matrix_shape(shape)
+    kind = np.uint8 if size <= 256 else np.uint16
+    if not rows * columns or size <= 1:
+        return np.zeros(shape, kind)
+    units = (
+        memory.activity
+        if len(memory.activity) and columns % len(memory.activity) == 0
+        else _NO_UNITS
+    )
+    plan = Plan(False, False, NO_GRID)
+    if indices is None:
+        x = np.full((rows, columns), pivot, kind)
+    else:
+        x = np.array(indices, kind, order="C").reshape(rows, columns)
+        coder.grow(
+            1024 + 4 * (rows + columns) + x.size // 2 + 12 * int(np.count_nonzero(x != pivot))
+        )
+        plan = _best_plan(coder, x, shape, pivot, size, codebook, memory, units)
+    _code_with(coder, x, shape, plan, pivot, size, codebook, memory, units)
+    coder.check()
+    if len(shape) > 1:
+        counts = np.count_nonzero(x != pivot, axis=1) if rows <= MAX_UNITS else _NO_UNITS
+        memory.activity = counts.astype(np.int32)
+    x.flags.writeable = False
+    return x.reshape(shape)
+
+
+_NO_UNITS = np.zeros(0, np.int32)
+
+
+def _plans(x: np.ndarray, shape: tuple[int, ...], pivot: int, num_units: int) -> Iterator[Plan]:
+    alive = x != pivot
+    maps = min(x.shape) > 1 and not (alive.any(0).all() and alive.any(1).all())
+    seen = set()
+    for grid in (NO_GRID, KERNEL, IMAGE, IMAGE_RGB, UNITS):
+        lines = grid_of(grid, shape, num_units)
+        if lines is not None and lines not in seen:
+            seen.add(lines)
+            for by_column in (False, True) if min(x.shape) > 1 else (False,):
+                yield Plan(by_column, maps, grid)
+
+
+def _best_plan(
+    coder: Coder, x: np.ndarray, shape: tuple[int, ...], pivot: int, size: int, codebook: int,
+    memory: Memory, units: np.ndarray,
+) -> Plan:  # fmt: skip
+    plans = list(_plans(x, shape, pivot, len(units)))
+    if len(plans) == 1:
+        return plans[0]
+    mark, costs = coder.mark(), []
+    flags = {key: table.copy() for key, table in coder._flags.items()}
+    for plan in plans:
+        _code_with(coder, x, shape, plan, pivot, size, codebook, memory.copy(codebook), units)
+        costs.append(coder.spent())
+        coder.back(mark)
+        coder._flags = {key: table.copy() for key, table in flags.items()}
+    return plans[costs.index(min(costs))]
+
+
+def _code_with(
+    coder: Coder, x: np.ndarray, shape: tuple[int, ...], plan: Plan, pivot: int, size: int,
+    codebook: int, memory: Memory, units: np.ndarray,
+) -> None:  # fmt: skip
+    rows, columns = x.shape
+    by_column = maps = False
+    if min(rows, columns) > 1:
+        by_column = coder.flag(plan.by_column, "by column")
+        maps = coder.flag(plan.maps, "maps", base=60000)
+    grid = NO_GRID
+    while grid < UNITS and coder.flag(plan.grid > grid, "grid", grid + 8 * min(len(shape), 4)):
+        grid += 1
+    lines = grid_of(grid, shape, len(units))
+    if lines is None:
+        raise FormatError(f"a tensor of shape {shape} cannot lie on grid {grid}")
+    width, plane = lines
+    bits = max(pivot, size - 1 - pivot).bit_length()
+    shared = memory.shared.setdefault(codebook, np.zeros(128, np.uint32))
+    row_slots, column_slots = min(rows, k.LINE_MASK + 1), min(columns, k.LINE_MASK + 1)
+    k.code_tied(
+        coder.state, coder.buffer, x, pivot, size, by_column, maps, width, plane,
+        _about(columns, plane, units),
+        shared, np.zeros((2 << bits) if bits > 6 else 1, np.uint32), memory.weights,
+        np.zeros(k.LINES + row_slots + column_slots, np.uint32),
+        np.ones(rows + columns, np.uint8),
+        np.zeros(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
+        np.zeros(row_slots + column_slots, np.uint8),
+        np.zeros((row_slots, 2), np.int64),
+        coder.slots, coder.work,
+    )  # fmt: skip
+
+
+def _about(columns: int, plane: int, units: np.ndarray) -> np.ndarray:
+    """Two facts on each column: activity of its input (0 if unknown), its place in the plane."""
+    about = np.zeros((columns, 2), np.uint8)
+    if len(units):
+        buckets = (1 + np.searchsorted(_POWERS, units, side="right")).astype(np.uint8)
+        about[:, 0] = np.repeat(buckets, columns // len(units))
+    if plane:
+        place = np.full(plane, 63, np.uint8)
+        place[:64] = np.arange(min(plane, 64))
+        about[:, 1] = np.resize(place, columns)
+    return about
+
+
+_POWERS = np.array([1, 2, 4, 8, 16, 32, 64])

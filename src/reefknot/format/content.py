@@ -1,0 +1,57 @@
+"""The tensors of one stream, one after the other: the same calls write and read them.
+
+Takes     a coder that stands behind the header, and codebooks in the order of a file.
+Gives     indices of tied tensors, bytes of kept ones.
+"""
+
+import math
+
+import numpy as np
+
+from reefknot.codec import tied
+from reefknot.codec.coder import Coder
+from reefknot.codec.kept import PlaneModel, code_planes
+from reefknot.codec.static import occurrences
+from reefknot.format import layout
+
+
+class SolidContent:
+    """What the tensors of a stream have taught the models so far."""
+
+    def __init__(self) -> None:
+        self._memory = tied.Memory()
+        self._planes: dict[str, PlaneModel] = {}
+
+    def code_tied(
+        self,
+        coder: Coder,
+        shape: tuple[int, ...],
+        indices: np.ndarray | None,
+        codebook: int,
+        book: layout.Book,
+    ) -> np.ndarray:
+        """Indices into a sorted codebook, which a writer gives and a reader gets."""
+        size = len(book.bits)
+        zero = book.bits.index(0) if 0 in book.bits else -1
+        pivot = max(zero, 0)
+        if math.prod(shape) and size > 1:
+            if indices is not None:
+                pivot = _pivot(indices, size, zero)
+            if zero >= 0 and coder.flag(pivot == zero, "pivot is zero", base=60000):
+                pivot = zero
+            else:
+                pivot = coder.uniform(pivot, size)
+        return tied.code_tensor(
+            coder, shape, indices, pivot=pivot, size=size, codebook=codebook, memory=self._memory
+        )
+
+    def code_kept(self, coder: Coder, planes: np.ndarray, tag: str) -> np.ndarray:
+        """Bytes of a kept tensor."""
+        return code_planes(coder, planes, self._planes.setdefault(tag, PlaneModel()))
+
+
+def _pivot(indices: np.ndarray, size: int, zero: int) -> int:
+    """The value whose places are coded first: zero, unless it is rare."""
+    counts = occurrences(indices, size)
+    most = int(np.argmax(counts))
+    return zero if zero >= 0 and 4 * counts[zero] >= counts[most] else most

@@ -1,0 +1,288 @@
+"""Version 1 of the `.reef` file: what every byte means, in one place for writer and reader.
+
+    solid      "REF" 01 | stream | CRC-32 of all before
+    indexed    "REF" 81 | streams of tensors | header | its length | CRC-32 of head, header, length
+
+A solid file is one stream of the range coder: the header, then every tensor. An indexed file keeps
+tensors apart, so that one can be read without the others; its header comes last, so that it can be
+written without knowing it. Lengths and checksums have 4 bytes, little endian. docs/format.md is the
+specification.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from reefknot.codec.coder import Coder
+from reefknot.dtypes import DTYPES, DType
+from reefknot.errors import FormatError
+
+MAGIC: Final = b"REF"
+SOLID: Final = 0x01
+INDEXED: Final = 0x81
+HEAD_BYTES: Final = 4
+CHECK_BYTES: Final = 4
+LENGTH_BYTES: Final = 4
+
+TIGHT, FAST = 0, 1  # how one tensor of an indexed file is coded
+
+MAX_NAME_BYTES: Final = 65_536
+MAX_DIMENSIONS: Final = 64
+MAX_ELEMENTS: Final = 1 << 46
+MAX_CODEBOOK: Final = 65_536
+
+# Numbers of element types in a file. Only ever add at the end.
+TAGS: Final = (
+    "F32", "F16", "BF16", "F64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
+    "F8_E5M2FNUZ", "C64",
+    "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64",
+)  # fmt: skip
+# Exponent bits of the types whose values are a sign and a magnitude.
+EXPONENT_BITS: Final = {
+    "F32": 8, "F16": 5, "BF16": 8, "F64": 11, "F8_E4M3": 4, "F8_E5M2": 5,
+    "F8_E4M3FNUZ": 4, "F8_E5M2FNUZ": 5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the header: `codebook` is -1 for a kept one."""
+
+    name: str
+    shape: tuple[int, ...]
+    codebook: int
+    dtype: DType
+    trainable: bool = True
+    method: int = TIGHT
+    stream_bytes: int = 0
+    checksum: int = 0
+
+    @property
+    def num_elements(self) -> int:
+        """The product of the shape."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Book:
+    """A codebook as raw bits, in the order in which indices count."""
+
+    dtype: DType
+    bits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that a file says apart from the elements of its tensors."""
+
+    books: tuple[Book, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    aliases: tuple[tuple[str, int], ...] = field(default=())  # name, number of the entry
+
+
+def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int = 0) -> Header:
+    """Write a header, or read one: then `header` is ignored, `file_bytes` limits what it claims."""
+    num_books = coder.number(len(header.books), "books")
+    num_entries = coder.number(len(header.entries), "entries")
+    num_aliases = coder.number(len(header.aliases), "aliases")
+    if not coder.writing and num_books + num_entries + num_aliases > 64 * file_bytes:
+        raise FormatError(
+            f"a file of {file_bytes:,} bytes cannot hold {num_entries:,} tensors, as it claims"
+        )
+    books = []
+    for i in range(num_books):
+        books.append(
+            _code_book(coder, header.books[i] if coder.writing else Book(DTYPES["F32"], ()))
+        )
+        coder.check()
+    entries, seen = [], _Seen()
+    blank = Entry("", (), -1, DTYPES["F32"])
+    for i in range(num_entries):
+        entry = _code_entry(
+            coder, header.entries[i] if coder.writing else blank, seen, books, indexed
+        )
+        entries.append(entry)
+        seen.add(entry)
+        coder.check()
+    if len({entry.name for entry in entries}) < num_entries:
+        raise FormatError("two of its tensors have the same name")
+    aliases = []
+    for i in range(num_aliases):
+        name, owner = header.aliases[i] if coder.writing else ("", 0)
+        name = coder.text(name, MAX_NAME_BYTES)
+        aliases.append((name, coder.uniform(owner, num_entries)))
+        if not num_entries:
+            raise FormatError(f"{name!r} is an alias in a file without tensors")
+    coder.check()
+    return Header(tuple(books), tuple(entries), tuple(aliases))
+
+
+@dataclass
+class _Seen:
+    """What the tensors so far say about the next one."""
+
+    by_ending: dict[str, Entry] = field(default_factory=dict)
+    outputs: int = -1  # of the last layer
+    codebook: int = -1  # of the last tied tensor
+
+    def add(self, entry: Entry) -> None:
+        self.by_ending[ending_of(entry.name)] = entry
+        self.outputs = entry.shape[0] if len(entry.shape) > 1 else self.outputs
+        self.codebook = entry.codebook if entry.codebook >= 0 else self.codebook
+
+
+def ending_of(name: str) -> str:
+    """What tensors of the same kind have in common: "weight", "bias", "running_mean"."""
+    return name.rpartition(".")[2]
+
+
+def _code_entry(coder: Coder, entry: Entry, seen: _Seen, books: list[Book], indexed: bool) -> Entry:
+    name = coder.text(entry.name, MAX_NAME_BYTES)
+    like = seen.by_ending.get(ending_of(name))
+    kind = sum(ending_of(name).encode("utf-8", "surrogatepass")) % 64
+    kept = coder.flag(entry.codebook < 0, "kept", kind, base=8000)
+    trainable, dtype, codebook = True, entry.dtype, -1
+    if kept:
+        trainable = coder.flag(entry.trainable, "trainable", kind)
+        if (
+            like
+            and like.codebook < 0
+            and coder.flag(dtype == like.dtype, "same type", kind, base=50000)
+        ):
+            dtype = like.dtype
+        else:
+            dtype = DTYPES[TAGS[coder.uniform(TAGS.index(dtype.tag), len(TAGS))]]
+    else:
+        last = seen.codebook
+        if not books:
+            raise FormatError(f"{name!r} has a codebook, but the file has none")
+        # Either the codebook of the tensor before, or the one after it, or any.
+        if coder.flag(entry.codebook == last, "same codebook", base=50000):
+            codebook = last
+        elif coder.flag(entry.codebook == last + 1, "next codebook", base=50000):
+            codebook = last + 1
+        else:
+            codebook = coder.uniform(entry.codebook, len(books))
+        if not 0 <= codebook < len(books):
+            raise FormatError(f"{name!r} uses codebook {codebook}; the file has {len(books)}")
+        dtype = books[codebook].dtype
+    shape = _code_shape(coder, entry.shape, seen.outputs, like)
+    result = Entry(name, shape, codebook, dtype, trainable)
+    # An empty tensor too must be small in its other dimensions, or numpy cannot make it.
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise FormatError(f"{name!r} claims the shape {shape}, which is beyond any limit")
+    if not indexed:
+        return result
+    method = int(coder.flag(entry.method, "method"))
+    stream_bytes = coder.number(entry.stream_bytes, "bytes")
+    return replace(
+        result,
+        method=method,
+        stream_bytes=stream_bytes,
+        checksum=coder.uniform(entry.checksum, 1 << 32),
+    )
+
+
+def _code_shape(
+    coder: Coder, shape: tuple[int, ...], outputs: int, like: Entry | None
+) -> tuple[int, ...]:
+    rank = len(shape)
+    if not (like and coder.flag(rank == len(like.shape), "same rank", base=55000)):
+        rank = coder.number(rank, "rank")
+        if rank > MAX_DIMENSIONS:
+            raise FormatError(f"a tensor has {rank} dimensions; {MAX_DIMENSIONS} is the limit")
+    else:
+        rank = len(like.shape)
+    result: list[int] = []
+    for i in range(rank):
+        size = shape[i] if coder.writing else 0
+        # Outputs of the last layer, the same place of a tensor with such a name, the number before.
+        guesses = (
+            outputs,
+            like.shape[i] if like and i < len(like.shape) else -1,
+            result[-1] if i else -1,
+        )
+        known = [-1]
+        for number, guess in enumerate(guesses):
+            if guess in known:
+                continue
+            if coder.flag(size == guess, f"guess {number}", 8 * min(rank, 4) + min(i, 3)):
+                result.append(guess)
+                break
+            known.append(guess)
+        else:
+            result.append(coder.number(size, "size"))
+    return tuple(result)
+
+
+# ---- codebooks --------------------------------------------------------------------------------
+
+
+def ordered(bits: int, dtype: DType) -> tuple[bool, int]:
+    """A value's raw bits as (is negative, magnitude); unsigned for types without a sign bit."""
+    width = 8 * dtype.item_bytes
+    if dtype.tag in EXPONENT_BITS:
+        return bool(bits >> (width - 1)), bits & ((1 << (width - 1)) - 1)
+    return False, bits ^ (1 << (width - 1)) if dtype.tag in ("I8", "I16", "I32", "I64") else bits
+
+
+def raw(negative: bool, magnitude: int, dtype: DType) -> int:
+    """The inverse of `ordered`."""
+    width = 8 * dtype.item_bytes
+    if dtype.tag in EXPONENT_BITS:
+        return magnitude | (negative << (width - 1))
+    return magnitude ^ (1 << (width - 1)) if dtype.tag in ("I8", "I16", "I32", "I64") else magnitude
+
+
+def sort_key(bits: int, dtype: DType) -> int:
+    """Where a value stands among the others of a codebook: ascending, as numbers."""
+    negative, magnitude = ordered(bits, dtype)
+    return -magnitude - 1 if negative else magnitude
+
+
+def _code_book(coder: Coder, book: Book) -> Book:
+    number = coder.number(TAGS.index(book.dtype.tag), "type")
+    if number >= len(TAGS):
+        raise FormatError(f"element type {number} is unknown; a newer reefknot may read this file")
+    dtype = DTYPES[TAGS[number]]
+    count = coder.number(len(book.bits), "values")
+    if count > MAX_CODEBOOK:
+        raise FormatError(f"a codebook claims {count:,} values; {MAX_CODEBOOK:,} is the limit")
+    values = [ordered(bits, dtype) for bits in book.bits] if coder.writing else []
+    below = [magnitude for negative, magnitude in reversed(values) if negative]
+    above = [magnitude for negative, magnitude in values if not negative and magnitude]
+    has_zero = bool(count and coder.flag(len(below) + len(above) < count, "zero", base=60000))
+    num_below = coder.uniform(len(below), count - has_zero + 1)
+    num_above = count - has_zero - num_below
+    low, high, shift = 0, (1 << (8 * dtype.item_bytes)) - 1, 0
+    if dtype.tag in EXPONENT_BITS:
+        fraction = 8 * dtype.item_bytes - 1 - EXPONENT_BITS[dtype.tag]
+        one = (1 << (EXPONENT_BITS[dtype.tag] - 1)) - 2  # the exponent of 0.5 to 1
+        tops = [magnitude >> fraction for magnitude in below + above] or [one]
+        most = one - _unfold(coder.number(_fold(one - max(tops)), "exponent"))
+        least = most - coder.number(max(tops) - min(tops), "exponents")
+        if least < 0 or most >> EXPONENT_BITS[dtype.tag]:
+            raise FormatError("a codebook has impossible exponents; fetch the file again")
+        zeros = min((_trailing_zeros(m, fraction) for m in below + above), default=fraction)
+        shift = fraction - coder.uniform(fraction - zeros, fraction + 1)
+        low, high = (least << fraction) >> shift, (((most + 1) << fraction) - 1) >> shift
+    below = coder.ascending([m >> shift for m in below], num_below, low, high)
+    above = coder.ascending([m >> shift for m in above], num_above, low, high)
+    bits = [raw(True, m << shift, dtype) for m in reversed(below)]
+    bits += [0] if has_zero and dtype.tag in EXPONENT_BITS else []
+    bits += [raw(False, m << shift, dtype) for m in above]
+    if has_zero and dtype.tag not in EXPONENT_BITS:
+        bits = [raw(False, 0, dtype), *bits]
+    return Book(dtype, tuple(bits))
+
+
+def _trailing_zeros(magnitude: int, limit: int) -> int:
+    return min((magnitude & -magnitude).bit_length() - 1, limit) if magnitude else limit
+
+
+def _fold(number: int) -> int:
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _unfold(number: int) -> int:
+    return number >> 1 if not number & 1 else -(number + 1 >> 1)

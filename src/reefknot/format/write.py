@@ -1,0 +1,175 @@
+"""Writing `.reef` files: a state to bytes, or tensor by tensor to an open file.
+
+Takes     a `TiedState`, or its tensors one at a time.
+Gives     the bytes of a file; the same state always gives the same ones.
+"""
+
+import io
+import zlib
+from dataclasses import replace
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from reefknot.codec.coder import Coder
+from reefknot.codec.kept import to_planes
+from reefknot.codec.static import occurrences, write_symbols
+from reefknot.errors import ReefknotError
+from reefknot.format import layout
+from reefknot.format.content import SolidContent
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+
+Effort = Literal["auto", "tight", "fast"]
+SOLID_ELEMENTS = 1 << 21  # larger states are indexed
+FAST_ELEMENTS = 1 << 20  # dense tensors larger than this are coded by static tables
+FAST_DENSITY = 4  # ... if at least one element in four differs from the most frequent value
+
+
+def encode(state: TiedState, effort: Effort = "auto") -> bytes:
+    """A state as the bytes of a file."""
+    if effort not in ("auto", "tight", "fast"):
+        raise ReefknotError(f"effort is 'auto', 'tight' or 'fast', not {effort!r}")
+    if effort != "fast" and state.num_weights <= SOLID_ELEMENTS:
+        return _solid(state)
+    file = io.BytesIO()
+    writer = IndexedWriter(file, effort)
+    numbers = [writer.add_codebook(codebook) for codebook in state.codebooks]
+    for tensor in state.tensors:
+        writer.add(
+            replace(tensor, codebook=numbers[tensor.codebook])
+            if isinstance(tensor, TiedTensor)
+            else tensor
+        )
+    writer.finish(dict(state.aliases))
+    return file.getvalue()
+
+
+def sorted_book(codebook: Codebook) -> tuple[layout.Book, np.ndarray]:
+    """A codebook in the order of a file, and where each of its values has gone."""
+    bits = codebook.values.view(f"<u{codebook.dtype.item_bytes}").tolist()
+    order = sorted(range(len(bits)), key=lambda i: layout.sort_key(bits[i], codebook.dtype))
+    place = np.zeros(len(bits), np.uint16)
+    place[order] = np.arange(len(bits), dtype=np.int64).astype(np.uint16)
+    return layout.Book(codebook.dtype, tuple(bits[i] for i in order)), place
+
+
+def _solid(state: TiedState) -> bytes:
+    sorted_books = [sorted_book(codebook) for codebook in state.codebooks]
+    entries = tuple(_entry(state, tensor) for tensor in state.tensors)
+    owners = {entry.name: number for number, entry in enumerate(entries)}
+    aliases = tuple((alias, owners[name]) for alias, name in state.aliases.items())
+    names = sum(len(name) for name in (*owners, *state.aliases)) * 5
+    values = sum(len(book) for book in state.codebooks) * 10
+    coder = Coder(room=4096 + names + values + 64 * len(entries))
+    layout.code_header(
+        coder,
+        layout.Header(tuple(book for book, _ in sorted_books), entries, aliases),
+        indexed=False,
+    )
+    content = SolidContent()
+    for tensor in state.tensors:
+        if isinstance(tensor, KeptTensor):
+            content.code_kept(coder, to_planes(tensor.data, tensor.dtype), tensor.dtype.tag)
+        else:
+            book, place = sorted_books[tensor.codebook]
+            content.code_tied(coder, tensor.shape, place[tensor.indices], tensor.codebook, book)
+    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish()
+    return data + zlib.crc32(data).to_bytes(layout.CHECK_BYTES, "little")
+
+
+def _entry(state: TiedState, tensor: TiedTensor | KeptTensor) -> layout.Entry:
+    if isinstance(tensor, KeptTensor):
+        return layout.Entry(tensor.name, tensor.shape, -1, tensor.dtype, tensor.trainable)
+    return layout.Entry(tensor.name, tensor.shape, tensor.codebook, state.dtype(tensor))
+
+
+class IndexedWriter:
+    """An indexed file, written tensor by tensor: memory is needed for one of them only."""
+
+    def __init__(self, file: BinaryIO, effort: Effort = "auto") -> None:
+        """Begin a file at the current position of `file`."""
+        self._file, self._effort = file, effort
+        self._books: list[tuple[layout.Book, np.ndarray]] = []
+        self._entries: list[layout.Entry] = []
+        self._head = layout.MAGIC + bytes([layout.INDEXED])
+        self.bytes_written = file.write(self._head)
+
+    def add_codebook(self, codebook: Codebook) -> int:
+        """Announce a codebook; gives its number."""
+        self._books.append(sorted_book(codebook))
+        return len(self._books) - 1
+
+    def add(self, tensor: TiedTensor | KeptTensor) -> int:
+        """Write a tensor, whose codebook is a number that `add_codebook` gave; gives its bytes."""
+        if isinstance(tensor, KeptTensor):
+            entry = layout.Entry(tensor.name, tensor.shape, -1, tensor.dtype, tensor.trainable)
+            fast = self._is_fast(tensor.data.size, dense=True)
+            stream = _kept_stream(tensor, fast)
+        else:
+            book, place = self._books[tensor.codebook]
+            indices = place[tensor.indices]
+            entry = layout.Entry(tensor.name, tensor.shape, tensor.codebook, book.dtype)
+            most = int(occurrences(indices, max(len(book.bits), 1)).max())
+            fast = self._is_fast(
+                indices.size, dense=FAST_DENSITY * (indices.size - most) >= indices.size
+            )
+            stream = _tied_stream(indices, tensor.codebook, book, fast)
+        size = checksum = 0
+        for part in stream:
+            self._file.write(part)
+            size, checksum = size + len(part), zlib.crc32(part, checksum)
+        self.bytes_written += size
+        self._entries.append(replace(entry, method=int(fast), stream_bytes=size, checksum=checksum))
+        return size
+
+    def _is_fast(self, size: int, dense: bool) -> bool:
+        if self._effort == "auto":
+            return dense and size > FAST_ELEMENTS
+        return self._effort == "fast" and size > 0
+
+    def finish(self, aliases: dict[str, str]) -> None:
+        """Write the header, which ends the file."""
+        owners = {entry.name: number for number, entry in enumerate(self._entries)}
+        names = sum(len(name) for name in (*owners, *aliases)) * 5
+        values = sum(len(book.bits) for book, _ in self._books) * 10
+        coder = Coder(room=4096 + names + values + 96 * len(self._entries))
+        header = layout.Header(
+            tuple(book for book, _ in self._books),
+            tuple(self._entries),
+            tuple((alias, owners[name]) for alias, name in aliases.items()),
+        )
+        layout.code_header(coder, header, indexed=True)
+        stream = coder.finish()
+        tail = stream + len(stream).to_bytes(layout.LENGTH_BYTES, "little")
+        tail += zlib.crc32(self._head + tail).to_bytes(layout.CHECK_BYTES, "little")
+        self._file.write(tail)
+        self.bytes_written += len(tail)
+
+
+def _tied_stream(indices: np.ndarray, codebook: int, book: layout.Book, fast: bool) -> list[bytes]:
+    coder = Coder()
+    if not fast:
+        SolidContent().code_tied(coder, indices.shape, indices, codebook, book)
+        return [coder.finish()]
+    return _fast_stream(coder, [write_symbols(coder, indices.reshape(-1), len(book.bits))])
+
+
+def _kept_stream(tensor: KeptTensor, fast: bool) -> list[bytes]:
+    coder, planes = Coder(), to_planes(tensor.data, tensor.dtype)
+    if not fast:
+        SolidContent().code_kept(coder, planes, tensor.dtype.tag)
+        return [coder.finish()]
+    parts = []
+    for plane in range(planes.shape[1]):
+        column = np.ascontiguousarray(planes[:, plane])
+        counts = occurrences(column, 256)
+        # Worth a table if one symbol is frequent, or if few symbols occur at all.
+        table = 64 * int(counts.max()) > len(column) or int(np.count_nonzero(counts)) < 192
+        coder.flag(bool(table), "table")
+        parts.append(write_symbols(coder, column, 256) if table else column.tobytes())
+    return _fast_stream(coder, parts)
+
+
+def _fast_stream(coder: Coder, parts: list[bytes]) -> list[bytes]:
+    head = coder.finish()
+    return [len(head).to_bytes(layout.LENGTH_BYTES, "little"), head, *parts]

@@ -1,0 +1,98 @@
+"""From a checkpoint to a `.reef` file and back, without training.
+
+Takes     a checkpoint of any size: it is read tensor by tensor, twice.
+Gives     a file, and what was done to each tensor. Memory is needed for the largest tensor only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reefknot.cluster import Change, Plan, Settings
+from reefknot.errors import ReefknotError
+from reefknot.files import writing_atomically
+from reefknot.format import MAX_BYTES, encode, open_state
+from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
+from reefknot.state import TiedState, TiedTensor
+from reefknot.tensorfile import FoundTensor, open_tensors, write_safetensors
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What `pack` did."""
+
+    changes: tuple[Change, ...]
+    original_bytes: int
+    file_bytes: int
+
+
+def pack(
+    source: Path | str,
+    target: Path | str,
+    settings: Settings | None = None,
+    *,
+    effort: Effort = "auto",
+    force: bool = False,
+    on_bytes: Callable[[int, int], None] = lambda done, total: None,
+) -> Packed:
+    """Write a checkpoint as a `.reef` file; `on_bytes` hears how many bytes are done."""
+    settings = settings or Settings()
+    refuse_to_replace(target, force)
+    found = open_tensors(source)
+    own = [tensor for tensor in found if not tensor.same_as]
+    aliases = {tensor.name: tensor.same_as for tensor in found if tensor.same_as}
+    plan = Plan.of(settings, [(tensor.name, tensor.dtype, tensor.read) for tensor in own])
+    total = sum(tensor.num_bytes for tensor in own)
+    small = sum(tensor.num_bytes // tensor.dtype.item_bytes for tensor in own) <= SOLID_ELEMENTS
+    changes: list[Change] = []
+    with writing_atomically(target) as file:
+        if small and effort != "fast":
+            tensors = []
+            for tensor in own:
+                tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
+                tensors.append(tied)
+                changes.append(change)
+            data = encode(TiedState(tuple(plan.codebooks), tuple(tensors), aliases), effort)
+            file_bytes = file.write(data)
+            on_bytes(total, total)
+        else:
+            file_bytes = _stream(IndexedWriter(file, effort), own, plan, aliases, changes, on_bytes)
+    return Packed(tuple(changes), total, file_bytes)
+
+
+def _stream(
+    writer: IndexedWriter, found: list[FoundTensor], plan: Plan, aliases: dict[str, str],
+    changes: list[Change], on_bytes: Callable[[int, int], None],
+) -> int:  # fmt: skip
+    total, done, announced = sum(tensor.num_bytes for tensor in found), 0, 0
+    for tensor in found:
+        tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
+        while announced < len(plan.codebooks):
+            writer.add_codebook(plan.codebooks[announced])
+            announced += 1
+        if isinstance(tied, TiedTensor):
+            # Checked as a state would check it, without holding the others.
+            TiedState((*plan.codebooks[: tied.codebook + 1],), (tied,))
+        writer.add(tied)
+        changes.append(change)
+        done += tensor.num_bytes
+        on_bytes(done, total)
+    writer.finish(aliases)
+    return writer.bytes_written
+
+
+def unpack(
+    source: Path | str, target: Path | str, *, force: bool = False, max_bytes: int = MAX_BYTES
+) -> int:
+    """Write a `.reef` file as a safetensors file; gives its size in bytes."""
+    refuse_to_replace(target, force)
+    write_safetensors(open_state(source, max_bytes=max_bytes), target)
+    return Path(target).stat().st_size
+
+
+def refuse_to_replace(path: Path | str, force: bool) -> None:
+    """Stop before work is done for a file that must not be replaced."""
+    if Path(path).is_dir():
+        raise ReefknotError(f"{path} is a folder; name a file")
+    if Path(path).exists() and not force:
+        raise ReefknotError(f"{path} exists; use --force to replace it")

@@ -1,0 +1,62 @@
+"""Golden files: every reader reads them, for ever; the specification shows their bytes."""
+
+import importlib.util
+import json
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+from reef_examples import EXAMPLES
+
+from reefknot.format import decode, encode
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+GOLDEN = sorted((HERE / "golden").glob("*.reef"))
+
+
+def content(rows):
+    return {name: [tag, list(shape), zlib.crc32(raw)] for name, tag, shape, raw in rows}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_golden_files_are_read(path):
+    state = decode(path.read_bytes(), max_bytes=1 << 28)
+    found = content((name, dtype.tag, v.shape, v.tobytes()) for name, dtype, v in state.arrays())
+    assert found == json.loads(path.with_suffix(".json").read_text())
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_golden_files_are_still_written(path):
+    _, name, effort = re.fullmatch(r"(v1)-(.*)-(auto|fast)", path.stem).groups()
+    assert encode(EXAMPLES[name](), effort) == path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    spec = importlib.util.spec_from_file_location(
+        "reference_decoder", DOCS / "reference_decoder.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_the_reference_decoder_reads_golden_files(path, reference):
+    found = content((name, *row) for name, row in reference.read(path.read_bytes()).items())
+    assert found == json.loads(path.with_suffix(".json").read_text())
+
+
+def test_the_reference_decoder_needs_nothing():
+    text = (DOCS / "reference_decoder.py").read_text()
+    imports = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+    assert set(imports) <= {"math", "sys", "zlib", "bisect"}
+
+
+def test_the_hex_dump_of_the_specification_is_a_real_file():
+    text = (DOCS / "format.md").read_text()
+    block = re.search(r"```hex v1-lenet-auto.reef\n(.*?)```", text, re.DOTALL).group(1)
+    data = bytes.fromhex("".join(line.split("|")[1] for line in block.splitlines() if "|" in line))
+    assert data == (HERE / "golden" / "v1-lenet-auto.reef").read_bytes()

@@ -1,0 +1,204 @@
+"""Files that lie: one named error for each promise of the specification, and a fuzzer."""
+
+import random
+import resource
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reef_examples import EXAMPLES
+
+from format.mutate import mutated, repaired
+from reefknot.codec.coder import Coder
+from reefknot.dtypes import DTYPES
+from reefknot.errors import FormatError
+from reefknot.format import decode, encode, layout
+from reefknot.format.content import SolidContent
+from reefknot.state import KeptTensor, TiedState, TiedTensor
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.reef"))
+MAX = 64 << 20
+
+
+def solid(header, *, content=lambda coder: None):
+    coder = Coder()
+    layout.code_header(coder, header, indexed=False)
+    content(coder)
+    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish()
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def entry(name="w", shape=(2, 2), codebook=-1, tag="F32"):
+    return layout.Entry(name, shape, codebook, DTYPES[tag])
+
+
+def refused(data, words, max_bytes=MAX):
+    with pytest.raises(FormatError, match=words):
+        decode(data, source="x.reef", max_bytes=max_bytes)
+
+
+def refused_both_ways(header, words, monkeypatch=None, **limits):
+    """The writer keeps the same promises as the reader, so its limits are lifted to write a lie."""
+    with pytest.raises(FormatError, match=words):
+        solid(header)
+    if monkeypatch:
+        with monkeypatch.context() as lifted:
+            for name, value in limits.items():
+                lifted.setattr(layout, name, value)
+            data = solid(header)
+        refused(data, words)
+
+
+def test_other_files_are_refused():
+    refused(b"", "not a .reef file")
+    refused(b"PK\3\4" + bytes(100), "not a .reef file")
+    refused(b"REEF\0" + bytes(100), "version 0")
+    refused(b"REF\2" + bytes(100), "version 02 is unknown")
+    refused(b"REF\1abc", "too few")
+    refused(b"REF\x81abcdefg", "too few")
+
+
+def test_a_promise_of_a_million_million_zeros_is_weighed_before_it_is_kept():
+    refused(solid(layout.Header((), (entry(shape=(10**6, 10**6)),))), "Raise max_bytes")
+    refused(encode(EXAMPLES["lenet"]()), "Raise max_bytes", max_bytes=1000)
+
+
+def test_shapes_beyond_any_limit_are_refused(monkeypatch):
+    for shape in ((1 << 47, 0), (1 << 30, 1 << 30), (1 << 40, 0, 1 << 40)):
+        header = layout.Header((), (entry(shape=shape),))
+        refused_both_ways(header, "beyond any limit", monkeypatch, MAX_ELEMENTS=1 << 90)
+    header = layout.Header((), (entry(shape=(1,) * 65),))
+    refused_both_ways(header, "65 dimensions", monkeypatch, MAX_DIMENSIONS=100)
+
+
+def test_a_codebook_that_is_not_there():
+    none = layout.Book(DTYPES["F32"], ())
+    refused_both_ways(layout.Header((), (entry(codebook=0),)), "the file has none")
+    refused(solid(layout.Header((none,), (entry(codebook=0),))), "codebook is empty")
+
+
+def test_two_tensors_of_one_name():
+    refused_both_ways(layout.Header((), (entry(shape=(0,)), entry(shape=(0,)))), "same name")
+    refused(solid(layout.Header((), (entry(shape=(0,)),), (("w", 0),))), "named 'w'")
+    refused(solid(layout.Header((), (entry(shape=(0,)),), (("a", 0), ("a", 0)))), "same name")
+
+
+def test_more_tensors_than_the_file_has_bits_for():
+    coder = Coder()
+    for number, kind in ((0, "books"), (10**9, "entries"), (0, "aliases")):
+        coder.number(number, kind)
+    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish()
+    refused(data + zlib.crc32(data).to_bytes(4, "little"), "cannot hold 1,000,000,000 tensors")
+
+
+def test_a_stream_that_ends_early_or_goes_on():
+    refused(solid(layout.Header((), (entry(shape=(100, 100)),))), "ends before its content")
+    data = encode(EXAMPLES["only-kept"]())[:-4] + bytes(8)
+    refused(data + zlib.crc32(data).to_bytes(4, "little"), "left over")
+
+
+def test_a_grid_that_does_not_fit():
+    book = layout.Book(DTYPES["F32"], (0, 0x3F800000))
+
+    def content(coder):
+        coder.flag(1, "pivot is zero", base=60000)
+        coder.flag(0, "by column")
+        coder.flag(0, "maps", base=60000)
+        for grid in range(2):
+            coder.flag(1, "grid", grid + 16)
+        coder.flag(0, "grid", 18)
+
+    header = layout.Header((book,), (entry(shape=(2, 7), codebook=0),))
+    refused(solid(header, content=content), "cannot lie on grid 2")
+
+
+@pytest.mark.parametrize("example", ["lenet", "convolutional"])
+@pytest.mark.parametrize("effort", ["auto", "fast"])
+def test_truncated_at_every_byte(example, effort):
+    data = encode(EXAMPLES[example](), effort)
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            decode(data[:size], max_bytes=MAX)
+
+
+def _flips(data, bits):
+    for bit in bits:
+        wrong = bytearray(data)
+        wrong[bit >> 3] ^= 1 << (bit & 7)
+        with pytest.raises(FormatError):
+            decode(bytes(wrong), max_bytes=MAX)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_single_bit_flips_of_golden_files_are_found(path):
+    data = path.read_bytes()
+    _flips(data, range(0, 8 * len(data), 1 if len(data) < 300 else 29))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_every_single_bit_flip_of_golden_files_is_found(path):
+    data = path.read_bytes()
+    _flips(data, range(8 * len(data)))
+
+
+def fuzz(rounds, seed):
+    """Mutations of golden files, half with repaired checksums; gives how many were valid."""
+    rng, valid = random.Random(seed), 0
+    originals = [path.read_bytes() for path in GOLDEN]
+    states = [decode(data, max_bytes=MAX) for data in originals]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    slowest = 0.0
+    for number in range(rounds):
+        which = rng.randrange(len(originals))
+        repair = number % 2 == 1
+        data = mutated(originals[which], rng)
+        data = repaired(data) if repair else data
+        start = time.perf_counter()
+        try:
+            state = decode(data, max_bytes=MAX)
+        except FormatError as error:
+            assert str(error)
+        else:
+            assert repair or data == originals[which] or state == states[which]
+            valid += 1
+        slowest = max(slowest, time.perf_counter() - start)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 200_000, f"{grown:,} KB more memory"
+    assert slowest < 1.0, f"{slowest:.2f} s for one file"
+    return valid
+
+
+def test_random_mutations_do_no_harm():
+    assert fuzz(1500, seed=1) >= 0
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_random_mutations_do_no_harm():
+    assert fuzz(100_000, seed=2) > 100
+
+
+def test_one_error_says_what_and_where():
+    with pytest.raises(
+        FormatError, match=r"^models/a\.reef is damaged: its checksum .* fetch it again$"
+    ):
+        decode(encode(EXAMPLES["lenet"]())[:-1] + b"\0", source="models/a.reef", max_bytes=MAX)
+
+
+def test_kept_bools_are_bools_whatever_the_stream_says():
+    header = layout.Header((), (entry(shape=(4,), tag="BOOL"),))
+
+    def content(coder):
+        SolidContent().code_kept(coder, np.array([[7], [1], [0], [255]], np.uint8), "BOOL")
+
+    state = decode(solid(header, content=content), max_bytes=MAX)
+    assert state.tensors[0].data.view(np.uint8).tolist() == [1, 1, 0, 1]
+
+
+def test_states_that_a_file_cannot_hold_are_refused_when_written():
+    long = TiedState((), (KeptTensor("n" * 70_000, DTYPES["U8"], np.zeros(1, "u1")),))
+    with pytest.raises(Exception, match="too long"):
+        encode(long)
+    assert isinstance(EXAMPLES["lenet"]().tensors[0], TiedTensor)

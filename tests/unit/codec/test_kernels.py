@@ -1,0 +1,131 @@
+import os
+import subprocess
+import sys
+
+import numba
+import numpy as np
+import pytest
+
+from reefknot.codec import kernels
+from reefknot.codec.coder import Coder, spent_eighths
+from reefknot.codec.static import normalised
+from reefknot.codec.tables import LEVEL, RECIPROCAL, SQUASH, STRETCH, STRETCH_MAX
+from reefknot.errors import FormatError
+
+LOOPS = {
+    name: value
+    for name, value in vars(kernels).items()
+    if isinstance(value, numba.core.registry.CPUDispatcher)
+}
+# Those with signatures of their own compile nothing more; the others are parts of them.
+KERNELS = {name: loop for name, loop in LOOPS.items() if not loop._can_compile}
+
+
+def test_kernels_and_their_parts_are_all_integers():
+    # uint64 and int64 together silently become float64, which would decide bits by rounding. Loops
+    # that come from the cache do not know their types, so they are compiled again.
+    for name, kernel in KERNELS.items():
+        fresh = numba.njit(kernel.nopython_signatures[:1], nogil=True, _nrt=False)(kernel.py_func)
+        _check_integers(name, fresh)
+    parts = {name: loop for name, loop in LOOPS.items() if name not in KERNELS}
+    assert {"code_bit", "code_mixed", "shrunk", "count"} <= set(parts)
+    for name, part in parts.items():
+        assert part.overloads, name
+        _check_integers(name, part)
+
+
+def _check_integers(name, function):
+    for compiled in function.overloads.values():
+        for variable, kind in compiled.type_annotation.typemap.items():
+            assert "float" not in str(kind), f"{variable} of {name} is {kind}"
+
+
+def test_kernels_have_their_signatures_only():
+    assert {"code_tied", "code_planes", "code_text", "rans_decode"} <= set(KERNELS)
+    with pytest.raises(TypeError):
+        kernels.rans_decode([1.5], None, 1, None, None)
+
+
+def test_tables():
+    assert SQUASH[STRETCH_MAX] == 32768 and len(SQUASH) == 2 * STRETCH_MAX + 1
+    assert np.all(np.diff(SQUASH.astype(int)) >= 0) and SQUASH[0] >= 1
+    x = np.arange(-STRETCH_MAX, STRETCH_MAX + 1)
+    assert np.allclose(SQUASH, 65536 / (1 + np.exp(-x / 256)), atol=1.01)
+    assert np.all(np.diff(STRETCH) >= 0) and abs(int(STRETCH[2048])) <= 1
+    assert STRETCH[0] == -STRETCH_MAX and STRETCH[-1] == STRETCH_MAX + 1
+    assert RECIPROCAL[2] == 1 << 31 and LEVEL[0] == 0 and LEVEL[1024] == 7
+
+
+def test_bits_cost_what_their_probability_says():
+    coder, rng = Coder(), np.random.default_rng(0)
+    bits = (rng.random(20_000) < 0.1).tolist()
+    for bit in bits:
+        coder.flag(bit, "x")
+    share = np.mean(bits)
+    entropy = -20_000 * (share * np.log2(share) + (1 - share) * np.log2(1 - share))
+    data = coder.finish()
+    assert len(data) == pytest.approx(entropy / 8, rel=0.02)
+    assert coder.spent() / 64 == pytest.approx(len(data), abs=2)
+    reader = Coder(data)
+    assert [reader.flag(0, "x") for _ in bits] == bits
+    reader.close()
+
+
+def test_certain_bits_and_carries():
+    # Long runs of improbable bits push the carry through many bytes.
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        sizes = rng.integers(1, 1 << 40, 60)
+        values = [int(rng.choice([0, s - 1, rng.integers(0, s)])) for s in sizes]
+        coder = Coder()
+        for value, size in zip(values, sizes, strict=True):
+            coder.uniform(value, int(size))
+        reader = Coder(coder.finish())
+        assert [reader.uniform(0, int(size)) for size in sizes] == values
+        reader.close()
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 3, 1000, 2**31, 2**48 - 2])
+def test_numbers(value):
+    coder = Coder()
+    for _ in range(5):
+        coder.number(value, "n")
+    reader = Coder(coder.finish())
+    assert [reader.number(0, "n") for _ in range(5)] == [value] * 5
+
+
+def test_ascending_numbers_cost_less_than_their_order():
+    values = sorted(np.random.default_rng(0).choice(1 << 24, 16, replace=False).tolist())
+    coder = Coder()
+    assert coder.ascending(values, 16, 0, (1 << 24) - 1) == values
+    assert coder.spent() / 8 < 16 * 24 - 40  # 16! orders are worth 44 bits
+    with pytest.raises(FormatError, match="more values than fit"):
+        Coder(b"").ascending([], 5, 0, 3)
+
+
+def test_spent_counts_eighths_of_bits():
+    coder = Coder()
+    start = coder.spent()
+    coder.uniform(1, 2)
+    assert spent_eighths(coder.state) - start in (7, 8)
+
+
+@pytest.mark.parametrize("counts", [[1], [0, 5], [1] * 256, [10**9, 1, 1], [0, 0], [3] * 4096])
+def test_normalised_frequencies_sum_to_a_power_of_two(counts):
+    precision = 12 if len(counts) <= 256 else 16
+    result = normalised(np.array(counts), precision)
+    assert result.sum() == 1 << precision
+    assert np.all((result > 0) | (np.array(counts) == 0))
+
+
+def test_importing_works_where_nothing_can_be_cached(tmp_path):
+    # A read-only package without a home folder: compiled again, not an error.
+    code = (
+        "from reefknot.kernels.jit import compiled\nprint(compiled('int64(int64)')(lambda x: x)(3))"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": "", "HOME": "/nonexistent"}
+    environment |= {"XDG_CACHE_HOME": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.strip() == "3", result.stderr
