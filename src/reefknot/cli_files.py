@@ -9,6 +9,17 @@ import click
 _EXISTING = click.Path(path_type=Path)
 
 
+def _table(*titles: str, text: int = 1) -> Any:
+    """A table whose first `text` columns are words, and the others numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="left" if number < text else "right")
+    return table
+
+
 @click.command()
 @click.argument("source", type=_EXISTING)
 @click.argument("target", type=_EXISTING)
@@ -40,7 +51,6 @@ def pack(
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
 
     from reefknot.cluster import Settings
     from reefknot.packing import pack as pack_file
@@ -62,7 +72,7 @@ def pack(
             "tensors": rows,
         }))  # fmt: skip
         return
-    table = Table("tensor", "done", "relative L2 error", "largest error")
+    table = _table("tensor", "what was done", "relative L2 error", "largest error", text=2)
     for change in packed.changes:
         errors = (
             (f"{change.relative_error:.3g}", f"{change.largest_error:.3g}")
@@ -102,15 +112,14 @@ def inspect(file: Path, as_json: bool) -> None:
         click.echo(json.dumps(found.to_json()))
         return
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("tensor", "shape", "density", "bytes", "positions", "values")
+    table = _table("tensor", "shape", "density", "bytes", "positions", "values", text=2)
     for row in found.tensors:
         shape = "x".join(map(str, row.shape)) or "-"
         numbers = (f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes))
         table.add_row(row.name, shape, f"{row.density:.4f}", *numbers)
     Console().print(table)
-    sizes = Table("stored as", "bytes", "rate")
+    sizes = _table("stored as", "bytes", "rate")
     rows: list[tuple[str, float | None]] = [
         ("this file", found.file_bytes), ("  header", found.header_bytes),
         ("  codebooks", found.codebook_bytes), ("  tied tensors", found.tied_bytes),
@@ -125,7 +134,7 @@ def inspect(file: Path, as_json: bool) -> None:
             rate = (
                 "" if label.startswith("  ") or not size else f"{found.original_bytes / size:.1f}x"
             )
-            sizes.add_row(label, f"{size:,.1f}".removesuffix(".0"), rate)
+            sizes.add_row(label, f"{size:,.0f}" if size >= 1000 else f"{size:,.1f}", rate)
     Console().print(sizes)
     click.echo(
         f"{found.num_weights:,} weights, density {found.density:.4f}, "

@@ -9,7 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from reefknot.cli import main
 from reefknot.config import make_config
@@ -46,6 +48,8 @@ def test_python_in_documents_runs(document, tmp_path):
 def test_reefknot_commands_in_documents_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    weights = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
+    save_file({"weight": weights, "bias": torch.zeros(30)}, tmp_path / "model.safetensors")
     ours = [c for c in commands() if c.startswith("reefknot")]
     assert ours
     for command in ours:
