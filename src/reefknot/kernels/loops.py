@@ -8,6 +8,10 @@ Unaware   of torch; `tying.ops` holds the plain twin of each and chooses between
 Sums are int64 in fixed point: adding integers gives the same result in any order, so threads,
 shards and the torch twin agree bit for bit. What is summed is the distance from the current
 center, which keeps the precision where it is needed and makes an unmoved cluster exactly unmoved.
+
+Each loop works in blocks: first the centers of a block are looked up, one by one, then the
+arithmetic is done on rows that the compiler can turn into vector instructions. Branches on the
+sign of a weight are written as selections, because signs are random and a wrong guess costs more.
 """
 
 from itertools import product
@@ -19,6 +23,8 @@ from reefknot.kernels.jit import compiled
 
 FLOATS = ("float32", "float64")
 INDICES = ("uint8", "int32")
+BLOCK = 1024
+ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
 Real = float | np.floating
 
 
@@ -34,12 +40,16 @@ def pull(
 ) -> None:
     """Add tying·(w − own center) + l1·sign(w) to the gradient."""
     zero, minus_l1 = weights.dtype.type(0), -l1
-    for n in range(weights.size):
-        w = weights[n]
-        # Two selections instead of a branch: signs are random, and a wrong guess costs more.
-        up = l1 if w > zero else zero
-        down = minus_l1 if w < zero else zero
-        grad[n] += (w - centers[assignment[n]]) * tying + (up + down)
+    own = np.empty(BLOCK, weights.dtype)
+    for begin in range(0, weights.size, BLOCK):
+        end = min(begin + BLOCK, weights.size)
+        w, g, a = weights[begin:end], grad[begin:end], assignment[begin:end]
+        for n in range(w.size):
+            own[n] = centers[a[n]]
+        for n in range(w.size):
+            up = l1 if w[n] > zero else zero
+            down = minus_l1 if w[n] < zero else zero
+            g[n] += (w[n] - own[n]) * tying + (up + down)
 
 
 @compiled(*_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
@@ -48,45 +58,58 @@ def pull_to_medians(
 ) -> None:
     """Add tying·sign(w − own center) + l1·sign(w) to the gradient (k-medians)."""
     zero, minus_l1, minus_tying = weights.dtype.type(0), -l1, -tying
-    for n in range(weights.size):
-        w = weights[n]
-        c = centers[assignment[n]]
-        outward = tying if w > c else zero
-        inward = minus_tying if w < c else zero
-        up = l1 if w > zero else zero
-        down = minus_l1 if w < zero else zero
-        grad[n] += (outward + inward) + (up + down)
+    own = np.empty(BLOCK, weights.dtype)
+    for begin in range(0, weights.size, BLOCK):
+        end = min(begin + BLOCK, weights.size)
+        w, g, a = weights[begin:end], grad[begin:end], assignment[begin:end]
+        for n in range(w.size):
+            own[n] = centers[a[n]]
+        for n in range(w.size):
+            outward = tying if w[n] > own[n] else zero
+            inward = minus_tying if w[n] < own[n] else zero
+            up = l1 if w[n] > zero else zero
+            down = minus_l1 if w[n] < zero else zero
+            g[n] += (outward + inward) + (up + down)
 
 
-@compiled(*_signatures("float64({f}[::1], {i}[::1], float64[::1], float64, int64[::1])"))
+@compiled(*_signatures("boolean({f}[::1], {i}[::1], float64[::1], float64, float64, int64[::1])"))
 def sum_deviations(
-    weights: NDArray, assignment: NDArray, centers: NDArray, scale: float, sums: NDArray
-) -> float:
-    """Add round(scale·(w − own center)) to `sums` of each cluster; give the largest |w − center|.
+    weights: NDArray,
+    assignment: NDArray,
+    centers: NDArray,
+    scale: float,
+    limit: float,
+    sums: NDArray,
+) -> bool:
+    """Add round(scale·(w − own center)) to `sums` of each cluster.
 
-    The sums are wrong if scale times that times the number of weights passes 2**62: the caller
-    looks at the returned value and calls again with a smaller scale. Infinite where a weight is
-    not finite.
+    False, and the sums are worth nothing, if such a term is not below `limit` in magnitude: the
+    scale is too large, or a weight is not finite.
     """
-    # Four rows of sums, because most weights are in one cluster and a chain of additions to the
-    # same cell would wait for itself.
-    partial = np.zeros((4, centers.size), np.int64)
-    largest = 0.0
-    for n in range(weights.size):
-        k = assignment[n]
-        deviation = np.float64(weights[n]) - centers[k]
-        size = abs(deviation)
-        if not size <= largest:
-            if not size < np.inf:
-                return np.inf
-            largest = size
-            if size * scale >= 4e18:  # the conversion below would overflow; the caller rescales
-                continue
-        partial[n & 3, k] += np.int64(np.rint(deviation * scale))
-    for row in range(4):
+    own = np.empty(BLOCK, np.float64)
+    fixed = np.empty(BLOCK, np.int64)
+    partial = np.zeros((ROWS, centers.size), np.int64)
+    for begin in range(0, weights.size, BLOCK):
+        end = min(begin + BLOCK, weights.size)
+        w, a = weights[begin:end], assignment[begin:end]
+        for n in range(w.size):
+            own[n] = centers[a[n]]
+        outside = 0
+        for n in range(w.size):
+            away = (np.float64(w[n]) - own[n]) * scale
+            outside |= 0 if abs(away) < limit else 1
+            fixed[n] = np.int64(np.rint(away))
+        if outside:
+            return False
+        for group in range(0, w.size - ROWS + 1, ROWS):
+            for row in range(ROWS):
+                partial[row, a[group + row]] += fixed[group + row]
+        for n in range(w.size // ROWS * ROWS, w.size):
+            partial[0, a[n]] += fixed[n]
+    for row in range(ROWS):
         for k in range(centers.size):
             sums[k] += partial[row, k]
-    return largest
+    return True
 
 
 @compiled(*_signatures("void({f}[::1], {i}[::1], {f}[::1])"))

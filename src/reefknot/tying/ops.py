@@ -15,7 +15,7 @@ from reefknot.errors import DivergedError
 from reefknot.kernels import loops
 
 _COMPILED = (torch.float32, torch.float64)
-_HEADROOM_BITS = 62  # int64 sums stay below 2**62
+_SUM_BITS = 62  # int64 sums stay below 2**62
 
 
 def runs_compiled(tensor: Tensor) -> bool:
@@ -90,29 +90,27 @@ def add_pull_(
 
 
 def cluster_sums(
-    weights: Tensor, assignment: Tensor, centers: np.ndarray, exponent: int
-) -> tuple[np.ndarray, float]:
-    """Sums of (w − own center) per cluster, times 2**exponent, and the largest such distance.
+    weights: Tensor, assignment: Tensor, centers: np.ndarray, exponent: int, limit: float
+) -> np.ndarray | None:
+    """Sums of (w − own center) per cluster, each rounded to 2**-exponent and times 2**exponent.
 
-    The distances are exact up to the rounding to 2**-exponent, and the sums do not depend on any
-    order. The caller compares the largest distance with what the exponent allows.
+    None if a term is not below `limit`: the exponent is too large, or a weight is not finite. The
+    sums do not depend on any order.
     """
     sums = np.zeros(len(centers), np.int64)
     w, a = flat(weights), flat(assignment)
     scale = float(2.0**exponent)
     if runs_compiled(weights):
-        return sums, loops.sum_deviations(w.numpy(), a.numpy(), centers, scale, sums)
+        fits = loops.sum_deviations(w.numpy(), a.numpy(), centers, scale, limit, sums)
+        return sums if fits else None
     if w.device.type == "mps":  # it has no float64
         w, a = w.cpu(), a.cpu()
     index = a.long()
-    away = w.double() - torch.from_numpy(centers).to(w.device)[index]
-    largest = float(away.abs().max()) if away.numel() else 0.0
-    if not np.isfinite(largest):
-        return sums, float("inf")
-    if largest * scale < 2.0**_HEADROOM_BITS:
-        exact = torch.zeros(len(centers), dtype=torch.int64, device=w.device)
-        sums += exact.index_add_(0, index, (away * scale).round().long()).cpu().numpy()
-    return sums, largest
+    away = (w.double() - torch.from_numpy(centers).to(w.device)[index]) * scale
+    if not bool((away.abs() < limit).all()):
+        return None
+    exact = torch.zeros(len(centers), dtype=torch.int64, device=w.device)
+    return sums + exact.index_add_(0, index, away.round().long()).cpu().numpy()
 
 
 def cluster_means(
@@ -123,20 +121,20 @@ def cluster_means(
     `tensors` are (weights, assignment) pairs; their order does not matter, nor that of threads.
     """
     total_bits = int(counts.sum()).bit_length()
+    limit = 2.0 ** (_SUM_BITS - total_bits)
     # Room for distances of sixteen times the largest center; a second pass if that is not enough.
     reach = int(np.frexp(np.abs(centers).max(initial=2.0**-40))[1]) + 4
-    while True:
-        exponent = _HEADROOM_BITS - total_bits - reach
-        sums, largest = np.zeros(len(centers), np.int64), 0.0
-        for weights, assignment in tensors:
-            part, furthest = cluster_sums(weights, assignment, centers, exponent)
-            sums, largest = sums + part, max(largest, furthest)
-        if not np.isfinite(largest):
-            raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
-        if largest <= 2.0**reach:
+    for last_try in (False, True):
+        exponent = _SUM_BITS - total_bits - reach
+        parts = [cluster_sums(w, a, centers, exponent, limit) for w, a in tensors]
+        found = [part for part in parts if part is not None]
+        if len(found) == len(parts):
+            return centers + np.ldexp(sum(found) / np.maximum(counts, 1), -exponent)
+        largest = max(float(w.abs().max()) for w, _ in tensors if w.numel())
+        if last_try or not np.isfinite(largest):
             break
-        reach = int(np.frexp(largest)[1])
-    return centers + np.ldexp(sums / np.maximum(counts, 1), -exponent)
+        reach = int(np.frexp(largest + np.abs(centers).max())[1]) + 1
+    raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
 
 
 def project_(weights: Tensor, assignment: Tensor, centers: np.ndarray) -> None:

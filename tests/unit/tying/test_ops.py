@@ -58,11 +58,19 @@ def test_a_gradient_of_another_layout_gets_the_same_pull(tensors):
 
 def test_twins_sum_to_the_same_bits(tensors, plain):
     weights, _, assignment = tensors
-    compiled = ops.cluster_sums(weights, assignment, CENTERS, 40)
+    compiled = ops.cluster_sums(weights, assignment, CENTERS, 40, 2.0**50)
     plain()
-    twin = ops.cluster_sums(weights, assignment, CENTERS, 40)
-    assert np.array_equal(compiled[0], twin[0])
-    assert compiled[1] == twin[1]
+    twin = ops.cluster_sums(weights, assignment, CENTERS, 40, 2.0**50)
+    assert np.array_equal(compiled, twin)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_sums_that_would_not_fit_are_refused(compiled, plain):
+    if not compiled:
+        plain()
+    weights, assignment = torch.tensor([1.0, 1.0]), torch.zeros(2, dtype=torch.uint8)
+    assert ops.cluster_sums(weights, assignment, np.zeros(1), 3, 9.0).tolist() == [16]
+    assert ops.cluster_sums(weights, assignment, np.zeros(1), 3, 8.0) is None
 
 
 @given(order=st.permutations(range(60)), cut=st.integers(0, 60))
