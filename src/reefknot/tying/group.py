@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import DivergedError, TyingError
-from reefknot.kernels.kmeans1d import Distance, assignment_dtype, kmeans1d, nearest
+from reefknot.kernels import assignment_dtype
+from reefknot.kernels.kmeans1d import Distance, kmeans1d, nearest
 from reefknot.tying import ops
 from reefknot.tying.selection import Named
 
