@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint slow size clean
+.PHONY: setup demo test lint slow bench size clean
 
 setup: .venv/ready
 
@@ -26,10 +26,27 @@ lint: setup
 	$(BIN)/mypy
 
 slow: setup
-	$(BIN)/python -m pytest -m 'slow or mnist'
+	$(BIN)/python -m pytest -m 'slow or mnist' -o timeout=1200
+
+# The peers have environments of their own: their pins are not ours.
+.bench/ready: constraints.txt
+	$(PYTHON) -m venv .bench
+	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
+	    zstandard coremltools flash1dkmeans kmeans1d scikit-learn
+	$(PYTHON) -m venv .bench/nncodec
+	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check 'numpy<2'
+	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nncodec
+	touch $@
+
+bench: .bench/ready
+	.bench/bin/python benchmarks/codec.py experiments/records/*sparse*/model.reef --vgg --fast \
+	    --nncodec .bench/nncodec/bin/python --pack .bench --json benchmarks/results/codec.json
+	.bench/bin/python benchmarks/document.py
+	.bench/bin/python benchmarks/tying.py --json benchmarks/results/tying.json
 
 size: setup
 	@find src -name '*.py' | xargs wc -l | sort -n
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache

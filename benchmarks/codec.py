@@ -1,6 +1,10 @@
 """The codec against other ways of storing the same networks: bytes and seconds, all from one run.
 
     python benchmarks/codec.py NET.reef ... [--nncodec PYTHON] [--vgg] [--fast] [--pack FOLDER]
+                               [--json FILE]
+
+`make bench` calls it with all of these, and `benchmarks/document.py` puts the tables into
+docs/performance.md.
 
 Every size is that of real bytes, and every `.reef` is decoded and compared. DeepCABAC is its payload plus a
 float32 codebook without names and shapes; `.reef` is the whole file. Seconds are the best of five on one
@@ -155,7 +159,7 @@ def pack_memory(folder, megabytes=500, tensors=10):
         for seed in range(tensors):
             file.write(np.random.default_rng(seed).standard_normal(each, np.float32).tobytes())
     code = (
-        "import sys, time; from reefknot.packing import pack; from reefknot.cluster import Settings\n"
+        "import sys, time; from reefknot.packing import pack; from reefknot.clustering import Settings\n"
         "start = time.time(); p = pack(sys.argv[1], sys.argv[1] + '.reef', "
         "Settings(num_clusters=int(sys.argv[2]) or None), force=True)\n"
         "status = open('/proc/self/status').read()\n"  # ru_maxrss would count this process too
@@ -202,7 +206,9 @@ def main():
     parser.add_argument(
         "--pack", metavar="FOLDER", help="also the memory of packing 500 MB, written there"
     )
+    parser.add_argument("--json", type=Path, help="write everything there too")
     options = parser.parse_args()
+    result = {}
     code = "import time, numba; t = time.perf_counter(); import reefknot.codec.kernels as k; print(time.perf_counter() - t)"
     for what, cache in (
         ("compiling the loops", tempfile.mkdtemp()),
@@ -217,19 +223,25 @@ def main():
             capture_output=True,
             text=True,
         )
+        result[f"{what}, seconds"] = float(output.stdout)
         print(f"{what}: {float(output.stdout):.2f} s")
     print()
-    rows = [measure(path.stem, open_state(path), options.nncodec) for path in options.nets]
+    rows = [measure(path.parent.name, open_state(path), options.nncodec) for path in options.nets]
     if options.vgg:
         rows.append(measure("vgg-16 (synthetic)", vgg(), options.nncodec, repeats=1))
     print(table(rows))
     ratios = [row[".reef / DeepCABAC"] for row in rows if ".reef / DeepCABAC" in row]
     if ratios:
         print(f"\n.reef / DeepCABAC: mean {np.mean(ratios):.3f}, largest {max(ratios):.3f}")
+    result["nets"] = rows
     if options.fast:
-        print("\n" + table([fast_speed()]))
+        result["fast"] = [fast_speed()]
+        print("\n" + table(result["fast"]))
     if options.pack:
-        print("\n" + table(pack_memory(options.pack)))
+        result["pack"] = pack_memory(options.pack)
+        print("\n" + table(result["pack"]))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(
         f"\npeak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000:.0f} MB"
     )

@@ -51,14 +51,6 @@ def _squash_table():
     return [min(max(p, 1), 65535) for p in [65536 - p for p in upper[:0:-1]] + upper]
 
 
-def _level(density):
-    level = 0
-    while density > 24 and level < 7:
-        density = density * 5 >> 3
-        level += 1
-    return level
-
-
 SQUASH = _squash_table()
 RECIPROCAL = [min((1 << 32) // max(n, 1), (1 << 32) - 1) for n in range(1085)]
 STRETCH = [bisect_left(SQUASH, 16 * p + 8) - STRETCH_MAX for p in range(4096)]
@@ -305,17 +297,13 @@ def read_book(d):
 # ---- tied tensors (section 7) ------------------------------------------------------------------
 
 FIRST_WEIGHTS = (
-    [100, 75, 25]
-    + [100, 10, 45, 33, 45]
-    + [100, 46, 50, 45, 45, 35, 20] * 3
-    + [90, 55, 45, 35]
-    + [90, 40, 40, 55] * 3
-)
-MASK_BASE, SIGN_BASE, ROW_FLAG, COLUMN_FLAG = 0, 1, 2, 8
-GRID, PLACE, ACTIVE, LEVEL_PAIR, NEAR = 80, 112, 176, 188, 270
-SIGNS, BALANCE, SIGNED = 306, 333, 342
-MAGNITUDE, NEAR_MAGNITUDE, ROW_MAGNITUDE, PAIR_MAGNITUDE = 392, 520, 1288, 2312
-LINES, LINE_MASK = 3336, (1 << 20) - 1
+    [100, 45, 33, 45] + [100, 46, 50, 45, 45, 40] * 3 + [90, 40, 40, 55] * 3
+)  # fmt: skip
+SIGN_BASE, ROW_FLAG, COLUMN_FLAG = 0, 1, 8
+GRID, NEAR, LEVEL_PAIR, PLACE = 64, 96, 3136, 3392
+SIGNED = 132
+MAGNITUDE, NEAR_MAGNITUDE, ROW_MAGNITUDE, PAIR_MAGNITUDE = 192, 320, 1088, 2112
+LINES, LINE_MASK, LINE = 4416, (1 << 20) - 1, -1
 
 
 class Content:
@@ -348,14 +336,21 @@ class Content:
         ]
         place = [min(c % plane, 63) if plane else 0 for c in range(columns)]
         x = Matrix(self, d, rows, columns, pivot, size, width, plane, active, place)
-        x.shared = self.shared.setdefault(codebook, {})
         if maps:
             x.read_maps()
+        for own, (seen, ones) in self.shared.get(codebook, {}).items():
+            while seen >= 32:
+                seen, ones = seen >> 1, ones >> 1
+            x.table[MAGNITUDE + own] = (seen, ones)
         for a in range(columns if by_column else rows):
+            x.begin_line()
             for b in range(rows if by_column else columns):
                 r, c = (b, a) if by_column else (a, b)
                 if x.live_row[r] and x.live_column[c]:
-                    x.read_cell(r, c)
+                    x.read_cell(r, c, LINES + (b & LINE_MASK))
+        self.shared[codebook] = {
+            own: x.table[MAGNITUDE + own] for own in range(128) if MAGNITUDE + own in x.table
+        }
         if len(shape) > 1:
             self.activity = [sum(i != pivot for i in row) for row in x.x] if rows <= 1 << 20 else []
         return [i for row in x.x for i in row]
@@ -409,14 +404,16 @@ class Matrix:
         self.width, self.plane, self.active, self.place = width, plane, active, place
         self.x = [[pivot] * columns for _ in range(rows)]
         self.live_row, self.live_column = [1] * rows, [1] * columns
-        self.table, self.deep, self.rank = {}, {}, {}
-        self.row_slots = min(rows, LINE_MASK + 1)
+        self.table, self.deep, self.rank, self.all = {}, {}, {}, {}
 
     def read_maps(self):
         for r in range(self.rows):
             before = self.live_row[r - 1] if r else 0
-            contexts = [(ROW_FLAG, 2), (ROW_FLAG + 1 + before, 8)]
-            self.live_row[r] = self.d.mixed(20000, self.table, contexts, self.weights, 0, 24)
+            slot = ROW_FLAG + 1 + before
+            bit = self.d.bit(shrunk(self.table, slot, 8, shrunk(self.table, ROW_FLAG, 2, 20000)))
+            count(self.table, ROW_FLAG, bit)
+            count(self.table, slot, bit)
+            self.live_row[r] = bit
         live, w = self.live_column, self.width
         for c in range(self.columns):
             left = live[c - 1] if c else 0
@@ -428,21 +425,24 @@ class Matrix:
             active = self.active[c]
             known = min(active, 2)
             contexts = [
-                (COLUMN_FLAG + known, 2), (COLUMN_FLAG + 3 + 4 * known + 2 * left + up, 4),
+                (COLUMN_FLAG + 3 + 4 * known + 2 * left + up, 4),
                 (COLUMN_FLAG + 15 + left + up + corners + 5 * known + 15 * behind, 4), (COLUMN_FLAG + 45 + active, 4),
             ]  # fmt: skip
-            live[c] = self.d.mixed(32768, self.table, contexts, self.weights, 3, 24)
+            base = shrunk(self.table, COLUMN_FLAG + known, 2, 32768)
+            live[c] = self.d.mixed(base, self.table, contexts, self.weights, 0, 24)
+            count(self.table, COLUMN_FLAG + known, live[c])
 
     def at(self, r, c):
         return self.x[r][c] if r >= 0 and c >= 0 else self.pivot
 
-    def level(self, slot):
-        seen, ones = self.table.get(slot, (0, 0))
-        if not seen:
-            return 0
-        return 1 + _level(min(((2 * ones + 1) << 9) * RECIPROCAL[seen + 4] >> 32, 1024))
+    def begin_line(self):
+        self.table[LINE] = (0, 0)
+        self.base = shrunk(self.all, 0, 4, 6554)
 
-    def read_cell(self, r, c):
+    def level(self, slot, prior):
+        return min(STRETCH[shrunk(self.table, slot, prior, self.base) >> 4] + 1792 >> 7, 15)
+
+    def read_cell(self, r, c, cross):
         d, table, weights, pivot, w = self.d, self.table, self.weights, self.pivot, self.width
         left, above = self.at(r, c - 1), self.at(r - 1, c)
         up = self.at(r, c - w) if w else pivot
@@ -450,20 +450,18 @@ class Matrix:
         up_left = self.at(r, c - w - 1) if w else pivot
         behind = self.at(r, c - self.plane) if self.plane else pivot
         has = [int(i != pivot) for i in (left, up, up_right, up_left, behind)]
-        row, column = LINES + (r & LINE_MASK), LINES + self.row_slots + (c & LINE_MASK)
         active = self.active[c]
         last = (
-            PLACE + self.place[c]
+            PLACE + 16 * self.place[c] + active
             if self.plane
             else NEAR + has[0] + 2 * (above != pivot) + 4 * active
         )
         contexts = [
-            (row, 6), (column, 24), (GRID + sum(h << i for i, h in enumerate(has)), 4),
-            (LEVEL_PAIR + 9 * self.level(column) + self.level(row), 16), (ACTIVE + active, 4), (last, 6),
+            (LINE, 6), (cross, 24), (GRID + sum(h << i for i, h in enumerate(has)), 4),
+            (LEVEL_PAIR + 16 * self.level(cross, 24) + self.level(LINE, 6), 16), (last, 6),
         ]  # fmt: skip
-        base = shrunk(table, MASK_BASE, 4, 6554)
-        bit = d.mixed(base, table, contexts, weights, 8 + 7 * min(2, sum(has[:4])), 14)
-        count(table, MASK_BASE, bit)
+        bit = d.mixed(self.base, table, contexts, weights, 4 + 6 * min(2, sum(has[:4])), 14)
+        count(self.all, 0, bit)
         if not bit:
             return
         pair = left + up - 2 * pivot
@@ -476,17 +474,10 @@ class Matrix:
             ring += sum(self.at(r, place) - pivot for place in places)
         upper = int(pivot == 0)
         if 0 < pivot < self.size - 1:
-            sides = [
-                0 if i == pivot else 1 if i < pivot else 2
-                for i in (left, up, up_right, up_left, behind)
-            ]
-            balance = sum((0, -1, 1)[s] for s in sides[:4])
             strength = min(abs(pull).bit_length(), 7) * (1 if pull >= 0 else -1)
-            contexts = [
-                (SIGNS + sides[0] + 3 * sides[1] + 9 * sides[4], 2), (BALANCE + 4 + balance, 3),
-                (SIGNED + 22 + 3 * strength + (ring > 0) - (ring < 0), 4),
-            ]  # fmt: skip
-            upper = d.mixed(shrunk(table, SIGN_BASE, 4, 32768), table, contexts, weights, 29, 20)
+            slot = SIGNED + 22 + 3 * strength + (ring > 0) - (ring < 0)
+            upper = d.bit(shrunk(table, slot, 4, shrunk(table, SIGN_BASE, 4, 32768)))
+            count(table, slot, upper)
             count(table, SIGN_BASE, upper)
         choices = self.size - 1 - pivot if upper else pivot
         if not upper:
@@ -506,14 +497,13 @@ class Matrix:
                 bit = d.adaptive(self.deep, (upper << bits) + node)
             else:
                 own = 64 * upper + node
-                base = shrunk(table, MAGNITUDE + own, 8, shrunk(self.shared, own, 2, 32768))
+                base = shrunk(table, MAGNITUDE + own, 2, 32768)
                 contexts = [
                     (NEAR_MAGNITUDE + 128 * near + own, 8), (ROW_MAGNITUDE + 128 * usual + own, 8),
                     (PAIR_MAGNITUDE + 128 * close + own, 16),
                 ]  # fmt: skip
-                bit = d.mixed(base, table, contexts, weights, 33 + 4 * min(node - 1, 2), 20)
+                bit = d.mixed(base, table, contexts, weights, 22 + 4 * min(node - 1, 2), 20)
                 count(table, MAGNITUDE + own, bit)
-                count(self.shared, own, bit)
             done += bit << j
             node = node * 2 + bit
         self.rank[r & LINE_MASK] = (total + done, number + 1)

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reefknot.cluster import cluster
+    from reefknot.clustering import cluster
     from reefknot.errors import (
         ConfigError,
         DataError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "reefknot.cluster": ("cluster",),
+    "reefknot.clustering": ("cluster",),
     "reefknot.errors": (
         "ConfigError",
         "DataError",

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from reefknot import __version__
-from reefknot.cli_files import inspect, pack, unpack, verify
+from reefknot.cli_files import inspect, pack, plain, unpack, verify
 from reefknot.errors import ReefknotError
 
 
@@ -18,7 +18,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ReefknotError as error:
-            click.echo(f"reefknot: {error}", err=True)
+            lines = "\n".join(plain(line) for line in str(error).splitlines())
+            click.echo(f"reefknot: {lines}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("reefknot: stopped", err=True)

@@ -1,6 +1,7 @@
 """The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,35 @@ def _table(*titles: str, text: int = 1) -> Any:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, title in enumerate(titles):
-        table.add_column(title, justify="left" if number < text else "right")
+        justify: Any = "left" if number < text else "right"
+        table.add_column(title, justify=justify, overflow="fold")
     return table
+
+
+def plain(text: object) -> str:
+    """A name or a path as a terminal may have it: control characters and the like are escaped."""
+    signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return "".join(signs).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _print(table: Any) -> None:
+    """Print a table; in a file or a pipe no line is broken, however long a name is."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 1 << 16).print(table)
+
+
+def _limit(max_bytes: int | None) -> int:
+    from reefknot.format import MAX_BYTES
+
+    return MAX_BYTES if max_bytes is None else max_bytes
+
+
+_MAX_BYTES = click.option(
+    "--max-bytes", type=click.IntRange(min=0),
+    help="Refuse a file whose tensors take up more than this.",
+)  # fmt: skip
 
 
 @click.command()
@@ -51,8 +79,9 @@ def pack(
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    from reefknot.cluster import Settings
+    from reefknot.clustering import Settings
     from reefknot.packing import pack as pack_file
 
     settings = Settings(clusters, density, scope, keep, min_size)
@@ -79,46 +108,45 @@ def pack(
             if change.largest_error
             else ("0", "0")
         )
-        table.add_row(change.name, change.done, *errors)
-    Console().print(table)
-    click.echo(
-        f"{packed.original_bytes:,} -> {packed.file_bytes:,} bytes ({rate:.1f}x), wrote {target}"
-    )
+        table.add_row(Text(plain(change.name)), change.done, *errors)
+    _print(table)
+    sizes = f"{packed.original_bytes:,} -> {packed.file_bytes:,} bytes ({rate:.1f}x)"
+    click.echo(f"{sizes}, wrote {plain(target)}")
 
 
 @click.command()
 @click.argument("source", type=_EXISTING)
 @click.argument("target", type=_EXISTING)
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
-@click.option("--max-bytes", type=int, help="Refuse a file whose tensors take up more than this.")
+@_MAX_BYTES
 def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> None:
     """Write a .reef file as a .safetensors file."""
-    from reefknot.format import MAX_BYTES
     from reefknot.packing import unpack as unpack_file
 
-    size = unpack_file(source, target, force=force, max_bytes=max_bytes or MAX_BYTES)
-    click.echo(f"{source.stat().st_size:,} -> {size:,} bytes, wrote {target}")
+    size = unpack_file(source, target, force=force, max_bytes=_limit(max_bytes))
+    click.echo(f"{source.stat().st_size:,} -> {size:,} bytes, wrote {plain(target)}")
 
 
 @click.command()
 @click.argument("file", type=_EXISTING)
+@_MAX_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def inspect(file: Path, as_json: bool) -> None:
+def inspect(file: Path, max_bytes: int | None, as_json: bool) -> None:
     """Show where every byte of FILE went, beside what other ways of storing would take."""
     from reefknot.inspection import inspect as inspect_file
 
-    found = inspect_file(file)
+    found = inspect_file(file, max_bytes=_limit(max_bytes))
     if as_json:
         click.echo(json.dumps(found.to_json()))
         return
-    from rich.console import Console
+    from rich.text import Text
 
     table = _table("tensor", "shape", "density", "bytes", "positions", "values", text=2)
     for row in found.tensors:
         shape = "x".join(map(str, row.shape)) or "-"
         numbers = (f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes))
-        table.add_row(row.name, shape, f"{row.density:.4f}", *numbers)
-    Console().print(table)
+        table.add_row(Text(plain(row.name)), shape, f"{row.density:.4f}", *numbers)
+    _print(table)
     sizes = _table("stored as", "bytes", "rate")
     rows: list[tuple[str, float | None]] = [
         ("this file", found.file_bytes), ("  header", found.header_bytes),
@@ -135,7 +163,7 @@ def inspect(file: Path, as_json: bool) -> None:
                 "" if label.startswith("  ") or not size else f"{found.original_bytes / size:.1f}x"
             )
             sizes.add_row(label, f"{size:,.0f}" if size >= 1000 else f"{size:,.1f}", rate)
-    Console().print(sizes)
+    _print(sizes)
     click.echo(
         f"{found.num_weights:,} weights, density {found.density:.4f}, "
         f"{found.num_clusters} shared values"
@@ -145,17 +173,19 @@ def inspect(file: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("file", type=_EXISTING)
 @click.option("--against", type=_EXISTING, help="A checkpoint whose every value must be in FILE.")
+@_MAX_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify(file: Path, against: Path | None, as_json: bool) -> None:
+def verify(file: Path, against: Path | None, max_bytes: int | None, as_json: bool) -> None:
     """Prove that FILE is whole and can be decoded, and that it equals a checkpoint."""
     from reefknot.inspection import verify as verify_file
 
-    found = verify_file(file, against)
+    found = verify_file(file, against, max_bytes=_limit(max_bytes))
     if as_json:
         click.echo(json.dumps(found.to_json()))
         return
-    click.echo(f"{file}: whole, {found.num_tensors} tensors, {found.num_weights:,} weights decoded")
+    what = f"{found.num_tensors} tensors, {found.num_weights:,} weights decoded"
+    click.echo(f"{plain(file)}: whole, {what}")
     if against is not None:
         zeros = found.negative_zeros
         note = f" ({zeros:,} times -0.0 there is +0.0 here, which counts as equal)" if zeros else ""
-        click.echo(f"every value equals {against}{note}")
+        click.echo(f"every value equals {plain(against)}{note}")

@@ -30,6 +30,8 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
+MAX_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class Training:
@@ -88,7 +90,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """
     try:
         table = tomllib.loads(read_bytes(path).decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     if isinstance(table.get("start"), str):
         table["start"] = str((path.parent / table["start"]).absolute())
@@ -176,6 +178,8 @@ def _fits(value: Any, annotation: Any) -> bool:
 def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:
     if training.soft_steps + training.hard_steps < 1:
         yield "training.soft_steps and training.hard_steps are both 0: there is nothing to do"
+    if training.threads > MAX_THREADS:
+        yield f"training.threads must be at most {MAX_THREADS}, found {training.threads}"
     for key in ("soft_steps", "hard_steps", "threads"):
         if getattr(training, key) < 0:
             yield f"training.{key} must be at least 0, found {getattr(training, key)}"
@@ -215,8 +219,10 @@ def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
     if unknown:
         return
     try:  # torch checks the values itself, given something to optimize
-        OPTIMIZERS[optimizer.name]([torch.zeros(1, requires_grad=True)], **optimizer.options)
-    except (TypeError, ValueError, RuntimeError) as error:
+        parameter = torch.zeros(1, requires_grad=True)
+        parameter.grad = torch.ones(1)
+        OPTIMIZERS[optimizer.name]([parameter], **optimizer.options).step()
+    except Exception as error:
         yield f"optimizer.options do not suit {optimizer.name}: {error}"
 
 
@@ -242,7 +248,7 @@ def _override(table: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set takes key=value, found {override!r}")
     try:
         parsed = tomllib.loads(f"x = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         parsed = {"x": text}  # a bare word is a text
     if parsed.keys() != {"x"}:
         raise ConfigError(f"--set takes one key=value, found {override!r}")

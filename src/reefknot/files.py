@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,8 @@ def writing_atomically(path: Path | str) -> Iterator[BinaryIO]:
     A symbolic link is followed, and the file gets the rights that an ordinary new file would get.
     If anything goes wrong the old file stays as it was.
     """
-    path = Path(path)
+    check_target(path)
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise ReefknotError(f"{path} is a folder; name a file")
     temporary = None
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
@@ -45,6 +44,19 @@ def writing_atomically(path: Path | str) -> Iterator[BinaryIO]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_target(path: Path | str) -> bool:
+    """Whether there is a file; a folder, a device or a pipe, which must not be replaced, raises."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return False  # there is nothing yet, or the writing itself will say why not
+    if stat.S_ISDIR(mode):
+        raise ReefknotError(f"{path} is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        raise ReefknotError(f"{path} is a device, a pipe or a socket; name a file")
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

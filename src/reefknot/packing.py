@@ -4,17 +4,18 @@ Takes     a checkpoint of any size: it is read tensor by tensor, twice.
 Gives     a file, and what was done to each tensor. Memory is needed for the largest tensor only.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reefknot.cluster import Change, Plan, Settings
+from reefknot.clustering import Change, Plan, Settings, check_patterns
 from reefknot.errors import ReefknotError
-from reefknot.files import writing_atomically
+from reefknot.files import check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.state import TiedState, TiedTensor
-from reefknot.tensorfile import FoundTensor, open_tensors, write_safetensors
+from reefknot.tensorfile import FoundTensor, files_of, open_tensors, write_safetensors
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ def pack(
 ) -> Packed:
     """Write a checkpoint as a `.reef` file; `on_bytes` hears how many bytes are done."""
     settings = settings or Settings()
-    refuse_to_replace(target, force)
+    refuse_to_replace(target, force, files_of(source))
     found = open_tensors(source)
+    check_patterns(settings.keep, [tensor.name for tensor in found])
     own = [tensor for tensor in found if not tensor.same_as]
     aliases = {tensor.name: tensor.same_as for tensor in found if tensor.same_as}
     plan = Plan.of(settings, [(tensor.name, tensor.dtype, tensor.read) for tensor in own])
@@ -85,14 +87,17 @@ def unpack(
     source: Path | str, target: Path | str, *, force: bool = False, max_bytes: int = MAX_BYTES
 ) -> int:
     """Write a `.reef` file as a safetensors file; gives its size in bytes."""
-    refuse_to_replace(target, force)
+    refuse_to_replace(target, force, [Path(source)])
     write_safetensors(open_state(source, max_bytes=max_bytes), target)
     return Path(target).stat().st_size
 
 
-def refuse_to_replace(path: Path | str, force: bool) -> None:
-    """Stop before work is done for a file that must not be replaced."""
-    if Path(path).is_dir():
-        raise ReefknotError(f"{path} is a folder; name a file")
-    if Path(path).exists() and not force:
+def refuse_to_replace(path: Path | str, force: bool, sources: Iterable[Path]) -> None:
+    """Stop before work is done for a file that must not be replaced; a source never is."""
+    exists = check_target(path)
+    for source in sources:
+        with contextlib.suppress(OSError):  # one of them is not there
+            if source.samefile(path):
+                raise ReefknotError(f"{path} is a file of the source; name another file to write")
+    if exists and not force:
         raise ReefknotError(f"{path} exists; use --force to replace it")

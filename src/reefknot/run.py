@@ -12,8 +12,8 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from reefknot import rates
 from reefknot.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.config import OPTIMIZERS, Config, to_toml
-from reefknot.errors import CheckError, ConfigError, DivergedError, ReefknotError
+from reefknot.errors import CheckError, ConfigError, DivergedError, FormatError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode, open_state
 from reefknot.loading import load, tensors
@@ -38,6 +38,11 @@ from reefknot.report import write_report
 from reefknot.state import TiedState
 from reefknot.train import Batches, Progress, error_percent, train
 from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
+
+try:
+    import fcntl
+except ImportError:  # there is none on Windows
+    fcntl = None  # type: ignore[assignment]
 
 Record = dict[str, Any]
 
@@ -69,7 +74,17 @@ def run(
     config: Config, folder: Path, *, resume: bool = False, display: Display | None = None
 ) -> Record:
     """Train, tie, write the file and its record; gives the record."""
-    _check_free(folder, config, resume)
+    with ExitStack() as stack:
+        _check_free(folder, config, resume)
+        if folder.exists():
+            stack.enter_context(_locked(folder))
+        return _run(config, folder, resume, display, stack)
+
+
+def _run(
+    config: Config, folder: Path, resume: bool, display: Display | None, stack: ExitStack
+) -> Record:
+    fresh = not folder.exists()
     if resume and (folder / "record.json").exists():
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         if not (folder / "report.html").exists():
@@ -77,12 +92,14 @@ def run(
         return json.loads(read_bytes(folder / "record.json"))
     saved = None
     if resume and (folder / "checkpoint.safetensors").exists():
-        saved = read_checkpoint(folder / "checkpoint.safetensors")
+        saved = _read_saved(folder / "checkpoint.safetensors")
     threads = saved["threads"] if saved else config.training.threads
     if threads:
         torch.set_num_threads(threads)  # the order of sums, and so the bits, depend on it
     parts = _build(config)
     _claim(folder, config)  # only now: a mistake found while building leaves no folder in the way
+    if fresh:
+        stack.enter_context(_locked(folder))
     journal = _Journal(folder, saved["journal"] if saved else None)
     journal.notes.setdefault("dense_test_error", _parent_error(config, parts))
     state = _train(config, parts, journal, saved, display)
@@ -90,6 +107,33 @@ def run(
 
 
 # -- before ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Nobody else runs in this folder meanwhile; the lock goes with the process."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise ReefknotError(f"another process is running in {folder}; wait for it") from error
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _read_saved(path: Path) -> dict[str, Any]:
+    """A checkpoint with all that a run saves in it."""
+    saved = read_checkpoint(path)
+    expected = {"step", "threads", "model", "method", "optimizer", "random", "journal"}
+    if not isinstance(saved, dict) or not expected <= set(saved):
+        raise FormatError(f"{path} is a checkpoint, but not one that a run has written")
+    return saved
 
 
 def _text(folder: Path, config: Config) -> str:
@@ -130,9 +174,11 @@ def _claim(folder: Path, config: Config) -> None:
 
 
 def _build(config: Config) -> _Parts:
-    data = as_data(resolve(config.data, DATASETS, "data set")(), config.data)
+    torch.manual_seed(config.seed)  # data that is drawn must be the same after a resume
+    make_data, make_model = _resolved(config)
+    data = as_data(make_data(), config.data)
     torch.manual_seed(config.seed)
-    model = resolve(config.model, NETWORKS, "network")()
+    model = make_model()
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"{config.model} gave a {type(model).__name__}; a torch module was expected"
@@ -146,6 +192,23 @@ def _build(config: Config) -> _Parts:
         **config.optimizer.options,
     )
     return _Parts(model, method, optimizer, data)
+
+
+def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The functions that make data and model, or all that is wrong with their names."""
+    found: list[Callable[[], Any]] = []
+    mistakes: list[str] = []
+    for reference, known, kind in (
+        (config.data, DATASETS, "data set"),
+        (config.model, NETWORKS, "network"),
+    ):
+        try:
+            found.append(resolve(reference, known, kind))
+        except ConfigError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return found[0], found[1]
 
 
 def _load_parent(model: nn.Module, path: Path) -> None:
@@ -273,8 +336,12 @@ class _Journal:
         self._seconds_before = saved["seconds"] if saved else 0.0
         self._began = time.monotonic()
         length = saved["length"] if saved else 0
-        with self.path.open("ab") as file:
-            file.truncate(length)  # rows after the checkpoint will be written again
+        try:
+            with self.path.open("ab") as file:
+                # Rows after the checkpoint will be written again.
+                file.truncate(min(length, file.tell()))
+        except OSError as error:
+            raise ReefknotError(f"{self.path} could not be written: {error.strerror}") from error
 
     @property
     def seconds(self) -> float:
@@ -296,8 +363,11 @@ class _Journal:
             "seconds": round(self.seconds, 3),
         }
         self._loss, self._count = 0.0, 0
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise ReefknotError(f"{self.path} could not be written: {error.strerror}") from error
         return row
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Codebook:
                 f"a codebook holds at most {MAX_CODEBOOK:,} values, found {len(values):,}"
             )
         bits = values.view(f"u{self.dtype.item_bytes}")
-        if len(np.unique(bits)) != len(bits):
+        distinct = len(set(bits.tolist())) if len(bits) <= 256 else len(np.unique(bits))
+        if distinct != len(bits):
             raise ReefknotError("a codebook holds the same value twice; merge equal centers first")
         if np.any(bits[self.zeros] != 0):
             raise ReefknotError("a codebook holds -0.0; zero in a tied tensor is +0.0")
@@ -144,7 +145,8 @@ class TiedState:
             raise ReefknotError(
                 f"{tensor.name!r} has indices of {indices.dtype}; integers were expected"
             )
-        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= size):
+        signed = indices.dtype.kind == "i"
+        if indices.size and (int(indices.max()) >= size or (signed and int(indices.min()) < 0)):
             raise ReefknotError(
                 f"{tensor.name!r} has indices from {indices.min()} to {indices.max()}; "
                 f"its codebook holds {size} values"

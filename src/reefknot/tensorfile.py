@@ -6,8 +6,11 @@ Unaware   of torch, unless the file is one of torch's own: those are read with `
           so that nothing in them is run.
 """
 
+import itertools
 import json
 import math
+import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,9 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reefknot.clustering import reader_of
 from reefknot.dtypes import DType, dtype_of
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.files import write_atomically
+from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
 from reefknot.state import TiedState
 
 MAX_HEADER_BYTES = 100 << 20
@@ -41,22 +46,89 @@ class FoundTensor(NamedTuple):
 
 def open_tensors(path: Path | str) -> list[FoundTensor]:
     """The tensors of a checkpoint in order; only torch's own files are read at once."""
+    files = files_of(path)
+    promised: set[str] = set()
+    if len(files) > 1:
+        promised, files = set(_weight_map(files[0])), files[1:]
+    found = [tensor for file in files for tensor in _open(file)]
+    names: set[str] = set()
+    for tensor in found:
+        if tensor.name in names:
+            raise FormatError(f"{path} holds {tensor.name!r} twice; rename one of them")
+        names.add(tensor.name)
+    if promised - names:
+        raise FormatError(
+            f"{path} promises {min(promised - names)!r}, which none of its shards holds"
+        )
+    return found
+
+
+def files_of(path: Path | str) -> list[Path]:
+    """The files that a checkpoint is made of: one, or an index and its shards."""
     path = Path(path)
+    if _is_folder(path):
+        for pattern in ("*.safetensors.index.json", "*.safetensors", "*.bin.index.json"):
+            if found := sorted(path.glob(pattern)):
+                break
+        if len(found) != 1:
+            raise ReefknotError(f"{path} is a folder with {len(found)} checkpoints; name one")
+        path = found[0]
+    if not path.name.endswith(".index.json"):
+        return [path]
+    return [path, *(path.parent / shard for shard in sorted(set(_weight_map(path).values())))]
+
+
+def _is_folder(path: Path) -> bool:
     try:
-        if path.name.endswith(".index.json"):
-            return _sharded(path)
-        if path.is_dir():
-            found = sorted(path.glob("*.safetensors.index.json")) or sorted(
-                path.glob("*.safetensors")
-            )
-            if len(found) != 1:
-                raise ReefknotError(f"{path} is a folder with {len(found)} checkpoints; name one")
-            return open_tensors(found[0])
-        if path.suffix in _TORCH_ENDINGS:
-            return _torch(path)
-        return _safetensors(path)
+        return path.is_dir()
     except OSError as error:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Which shard beside an index holds which tensor."""
+    try:
+        index = _from_json(path.read_bytes())
+    except OSError as error:
+        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} is not the index of a sharded checkpoint: {error}") from error
+    where = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(where, dict) or not where:
+        raise FormatError(f"{path} is not the index of a sharded checkpoint: it has no weight_map")
+    for shard in where.values():  # an index may only name its neighbours
+        if not isinstance(shard, str) or not shard.isprintable() or Path(shard).name != shard:
+            raise FormatError(f"{path} names the shard {shard!r}, which is not beside it")
+    return where
+
+
+def _open(path: Path) -> list[FoundTensor]:
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+        if head[:3] == MAGIC and int.from_bytes(head, "little") > path.stat().st_size:
+            raise FormatError(
+                f"{path} is a .reef file already; name a checkpoint, or unpack it first"
+            )
+        return _torch(path) if path.suffix in _TORCH_ENDINGS else _safetensors(path)
+    except OSError as error:
+        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+
+
+def _from_json(text: bytes) -> Any:
+    return json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name!r} is there twice")
+        found[name] = value
+    return found
+
+
+# ---- safetensors ------------------------------------------------------------------------------
 
 
 def _safetensors(path: Path) -> list[FoundTensor]:
@@ -69,69 +141,93 @@ def _safetensors(path: Path) -> list[FoundTensor]:
             )
         text = file.read(length)
     try:
-        table = json.loads(text)
-        rows = [(name, row) for name, row in table.items() if name != "__metadata__"]
-        rows.sort(key=lambda item: item[1]["data_offsets"][0])
-        return [_row(path, name, row, 8 + length, size) for name, row in rows]
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        table = _from_json(text)
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not a safetensors file: {error}") from error
+    if not isinstance(table, dict):
+        raise FormatError(f"{path} is not a safetensors file: its header is not a table")
+    rows = [_Row.of(path, name, row) for name, row in table.items() if name != "__metadata__"]
+    rows.sort(key=lambda row: (row.begin, row.end))
+    for row, following in itertools.pairwise(rows):
+        if following.begin < row.end:
+            raise FormatError(f"{path}: {row.name!r} and {following.name!r} overlap")
+    if rows and rows[-1].end > size - 8 - length:
+        raise FormatError(f"{path} ends inside {rows[-1].name!r}; copy it again")
+    return [
+        FoundTensor(row.name, row.dtype, row.shape, partial(_read, path, row, 8 + length))
+        for row in rows
+    ]
 
 
-def _row(path: Path, name: str, row: dict[str, Any], base: int, size: int) -> FoundTensor:
-    dtype, shape = dtype_of(row["dtype"]), tuple(int(n) for n in row["shape"])
-    begin, end = row["data_offsets"]
-    count = math.prod(shape)
-    if (
-        min((*shape, 0)) < 0
-        or not 0 <= begin <= end <= size - base
-        or count * dtype.item_bytes != end - begin
-    ):
-        raise FormatError(f"{path}: {name!r} has the shape {shape} but {end - begin:,} bytes")
+class _Row(NamedTuple):
+    """An entry of a safetensors header."""
 
-    def read() -> np.ndarray:
-        with path.open("rb") as file:
-            file.seek(base + begin)
-            data = np.fromfile(file, dtype.storage, count)
-        if len(data) != count:
-            raise FormatError(f"{path} ends inside {name!r}")
-        return data.reshape(shape)
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
-    return FoundTensor(name, dtype, shape, read)
+    @classmethod
+    def of(cls, path: Path, name: str, row: Any) -> "_Row":
+        row = row if isinstance(row, dict) else {}
+        tag, shape, offsets = (row.get(key) for key in ("dtype", "shape", "data_offsets"))
+        if not (
+            isinstance(tag, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2
+        ):
+            raise FormatError(
+                f"{path}: {name!r} needs a dtype, and a shape and two data_offsets of whole numbers"
+            )
+        if len(shape) > MAX_DIMENSIONS:
+            raise FormatError(
+                f"{path}: {name!r} has {len(shape)} dimensions; {MAX_DIMENSIONS} is the limit"
+            )
+        try:
+            dtype = dtype_of(tag)
+        except FormatError as error:
+            raise FormatError(f"{path}: {name!r} has an {error}") from error
+        begin, end = offsets
+        if (
+            math.prod(n for n in shape if n) * dtype.item_bytes >= 1 << 63
+            or math.prod(shape) * dtype.item_bytes != end - begin
+        ):
+            raise FormatError(f"{path}: {name!r} has the shape {shape} but {end - begin:,} bytes")
+        return cls(name, dtype, tuple(shape), begin, end)
 
 
-def _sharded(path: Path) -> list[FoundTensor]:
+def _are_sizes(found: Any) -> bool:
+    """Whether this is a list of whole numbers from 0 to 2**63 - 1; true is none, nor is 1.0."""
+    return isinstance(found, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in found)
+
+
+def _read(path: Path, row: _Row, base: int) -> np.ndarray:
+    count = math.prod(row.shape)
     try:
-        where = json.loads(path.read_text("utf-8"))["weight_map"]
-        shards = sorted(set(where.values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FormatError(f"{path} is not the index of a sharded checkpoint: {error}") from error
-    for shard in shards:
-        if Path(shard).name != shard:  # an index may only name its neighbours
-            raise FormatError(f"{path} names the shard {shard!r}, which is not beside it")
-    found = [tensor for shard in shards for tensor in _safetensors(path.parent / shard)]
-    missing = set(where) - {tensor.name for tensor in found}
-    if missing:
-        raise FormatError(f"{path} promises {min(missing)!r}, which none of its shards holds")
-    return found
+        with path.open("rb") as file:
+            file.seek(base + row.begin)
+            data = np.fromfile(file, row.dtype.storage, count)
+    except OSError as error:
+        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+    if len(data) != count:
+        raise FormatError(f"{path} ends inside {row.name!r}; copy it again")
+    return _booleans_checked(path, row.name, data.reshape(row.shape))
+
+
+def _booleans_checked(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype == np.bool_ and values.size and (most := int(values.view(np.uint8).max())) > 1:
+        raise FormatError(
+            f"{path}: {name!r} is BOOL and holds the byte {most}; only 0 and 1 can be packed"
+        )
+    return values
+
+
+# ---- torch ------------------------------------------------------------------------------------
 
 
 def _torch(path: Path) -> list[FoundTensor]:
-    from pickle import UnpicklingError  # noqa: TID251  # the name of an error
-
     import torch
 
-    from reefknot.tensors import dtype_for, to_array
-
-    try:
-        loaded = torch.load(  # noqa: TID251  # tensors only
-            path, map_location="cpu", weights_only=True, mmap=True
-        )
-    except (RuntimeError, UnpicklingError, EOFError, ValueError):
-        try:  # files of old versions cannot be mapped
-            loaded = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
-        except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else "it is damaged"
-            raise FormatError(f"{path} is not a checkpoint of tensors alone: {reason}") from error
+    loaded = _loaded(path)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
@@ -140,22 +236,64 @@ def _torch(path: Path) -> list[FoundTensor]:
     ):
         raise FormatError(f"{path} holds no state dict")
     found: list[FoundTensor] = []
-    owners: dict[tuple[Any, ...], str] = {}
-    for name, value in loaded.items():
-        if not isinstance(value, torch.Tensor):
-            raise FormatError(f"{path}: {name!r} is a {type(value).__name__}, not a tensor")
-        storage = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
-        same = owners.setdefault(storage, str(name)) if value.numel() else str(name)
+    owners: dict[Any, str] = {}
+    for key, value in loaded.items():
+        name = str(key)
+        try:
+            identity, dtype, read = reader_of(name, value)
+        except ReefknotError as error:
+            raise FormatError(f"{path}: {error}") from error
+        same = owners.setdefault(identity, name)
         found.append(
             FoundTensor(
-                name=str(name),
-                dtype=dtype_for(value.dtype),
+                name=name,
+                dtype=dtype,
                 shape=tuple(value.shape),
-                read=partial(to_array, value),
-                same_as="" if same == str(name) else same,
+                read=partial(_elements, path, name, read),
+                same_as="" if same == name else same,
             )
         )
     return found
+
+
+def _loaded(path: Path) -> Any:
+    """What torch's own reader makes of a file that may hold tensors, and may not run anything."""
+    import torch
+
+    def load(mmap: bool) -> Any:
+        return torch.load(  # noqa: TID251  # tensors only
+            path, map_location="cpu", weights_only=True, mmap=mmap
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return load(mmap=True)
+        except OSError:
+            raise
+        except Exception:  # files of old versions cannot be mapped
+            try:
+                return load(mmap=False)
+            except OSError:
+                raise
+            except Exception as error:  # torch's reader raises all kinds for a damaged file
+                needs = re.search(r"GLOBAL ([\w.]+)", str(error))
+                reason = f"it needs {needs[1]}" if needs else "it is damaged or of another kind"
+                raise FormatError(
+                    f"{path} is not a checkpoint of tensors alone: {reason}; "
+                    "save model.state_dict() and pack that"
+                ) from error
+
+
+def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
+    try:
+        return _booleans_checked(path, name, read())
+    except (RuntimeError, ValueError, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "no memory is left"
+        raise ReefknotError(f"{path}: {name!r} could not be read: {reason}") from error
+
+
+# ---- writing ----------------------------------------------------------------------------------
 
 
 def write_safetensors(state: TiedState, path: Path | str) -> None:
@@ -166,6 +304,11 @@ def write_safetensors(state: TiedState, path: Path | str) -> None:
         state.arrays(), key=lambda row: -row[1].item_bytes
     )  # alignment, as the format asks
     for name, dtype, values in rows:
+        if name == "__metadata__" or not _is_utf8(name):
+            raise ReefknotError(
+                f"a safetensors file cannot hold a tensor named {name!r}; "
+                "use reefknot.load and rename it"
+            )
         data = np.ascontiguousarray(values)
         table[name] = {
             "dtype": dtype.tag,
@@ -177,3 +320,7 @@ def write_safetensors(state: TiedState, path: Path | str) -> None:
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     write_atomically(path, len(text).to_bytes(8, "little") + text + b"".join(chunks))
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= sign <= "\udfff" for sign in name)

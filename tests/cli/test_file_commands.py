@@ -9,12 +9,14 @@ from click.testing import CliRunner
 from reef_examples import EXAMPLES, lenet
 
 from reefknot.cli import main as files
-from reefknot.cluster import Settings
+from reefknot.clustering import Settings
+from reefknot.dtypes import DTYPES
 from reefknot.errors import CheckError, FormatError, ReefknotError
 from reefknot.files import writing_atomically
 from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
 from reefknot.packing import pack, unpack
+from reefknot.state import KeptTensor, TiedState
 from reefknot.tensorfile import open_tensors, write_safetensors
 
 
@@ -177,3 +179,106 @@ def test_the_old_file_survives_a_failure_and_a_kill(tmp_path):
         == -9
     )
     assert target.read_bytes() == b"old"
+
+
+def named(*names):
+    ones = np.ones(3, "<f4")
+    return TiedState((), tuple(KeptTensor(name, DTYPES["F32"], ones) for name in names))
+
+
+@pytest.mark.parametrize("way", ["itself", "a link", "a hard link"])
+def test_a_source_is_never_replaced_even_if_forced(tmp_path, way):
+    source, target = tmp_path / "q.safetensors", tmp_path / "t"
+    write_safetensors(lenet(), source)
+    save(lenet(), tmp_path / "q.reef")
+    for command, file in (("pack", source), ("unpack", tmp_path / "q.reef")):
+        target.unlink(missing_ok=True)
+        if way == "a link":
+            target.symlink_to(file)
+        elif way == "a hard link":
+            target.hardlink_to(file)
+        before = file.read_bytes()
+        result = run(command, "-f", file, file if way == "itself" else target)
+        assert result.exit_code == 2 and "name another file to write" in result.output
+        assert file.read_bytes() == before
+
+
+def test_a_shard_and_the_index_of_the_source_are_never_replaced(tmp_path):
+    write_safetensors(named("x"), tmp_path / "a.safetensors")
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+    for source in (index, tmp_path):
+        for target in (tmp_path / "a.safetensors", index):
+            before = target.read_bytes()
+            result = run("pack", "--force", source, target)
+            assert result.exit_code == 2 and "is a file of the source" in result.output
+            assert target.read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
+def test_a_pipe_is_refused_before_any_work_even_if_forced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    result = run("pack", "-f", tmp_path / "missing.safetensors", tmp_path / "pipe")
+    assert result.exit_code == 2 and "is a device, a pipe or a socket" in result.output
+    assert (tmp_path / "pipe").is_fifo()
+
+
+ODD_NAMES = ["[/x]", "layers[bias]", "a\x1b[31mred", "b\nc", "\ud800", "é", "n" * 300]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_are_printed_as_they_are_and_without_control_characters(tmp_path, encoding):
+    save(named(*ODD_NAMES), tmp_path / "a.reef")
+    torch = pytest.importorskip("torch")
+    torch.save({name: torch.ones(3) for name in ODD_NAMES if name != "\ud800"}, tmp_path / "a.pt")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    for arguments in (
+        ["inspect", tmp_path / "a.reef"],
+        ["pack", tmp_path / "a.pt", tmp_path / "b.reef"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "reefknot.cli", *arguments],
+            env=environment, capture_output=True, check=False,
+        )  # fmt: skip
+        text = done.stdout.decode(encoding)
+        assert done.returncode == 0, done.stderr
+        shown = ["[/x] ", "layers[bias] ", "a\\x1b[31mred ", "b\\nc ", "n" * 300]
+        shown.append("é " if encoding == "utf-8" else "\\xe9 ")
+        shown += ["\\ud800 "] * (arguments[0] == "inspect")
+        assert all(name in text for name in shown) and "\x1b" not in text
+
+
+def test_max_bytes_is_for_every_command_that_decodes_and_0_means_0(tmp_path):
+    save(named("x"), tmp_path / "a.reef")
+    for command in (["unpack", tmp_path / "b"], ["inspect"], ["verify"]):
+        arguments = [command[0], tmp_path / "a.reef", *command[1:], "--max-bytes"]
+        result = run(*arguments, 0)
+        assert result.exit_code == 2 and "the limit is 0" in result.output
+        assert run(*arguments, 11).exit_code == 2
+        assert run(*arguments, 12).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "a\ud800"])
+def test_names_that_safetensors_cannot_hold_are_refused(tmp_path, name):
+    save(named(name), tmp_path / "a.reef")
+    result = run("unpack", tmp_path / "a.reef", tmp_path / "b")
+    assert result.exit_code == 2 and "cannot hold a tensor named" in result.output
+    assert os.listdir(tmp_path) == ["a.reef"]
+
+
+def test_a_pattern_to_keep_that_matches_nothing_is_a_mistake(tmp_path):
+    write_safetensors(named("fc.bias", "fc.weight"), tmp_path / "a.safetensors")
+    arguments = ("pack", tmp_path / "a.safetensors", tmp_path / "a.reef", "--clusters", 2, "--keep")
+    result = run(*arguments, "fc.bais")
+    assert result.exit_code == 2 and "did you mean 'fc.bias'?" in result.output
+    assert not (tmp_path / "a.reef").exists()
+    assert run(*arguments, "*.bias").exit_code == 0
+    result = run("pack", "-f", *arguments[1:4], 0)
+    assert result.exit_code == 2 and "--clusters" in result.output
+
+
+def test_a_name_that_is_too_long_for_a_file_is_said_in_one_sentence(tmp_path):
+    write_safetensors(named("x"), tmp_path / "a.safetensors")
+    for paths in (("a.safetensors", "n" * 300), ("n" * 300, "a.reef")):
+        result = run("pack", *(tmp_path / path for path in paths))
+        assert result.exit_code == 2 and "File name too long" in result.output

@@ -81,7 +81,7 @@ def test_a_codebook_that_is_not_there():
 
 def test_two_tensors_of_one_name():
     refused_both_ways(layout.Header((), (entry(shape=(0,)), entry(shape=(0,)))), "same name")
-    refused(solid(layout.Header((), (entry(shape=(0,)),), (("w", 0),))), "named 'w'")
+    refused(solid(layout.Header((), (entry(shape=(0,)),), (("w", 0),))), "same name")
     refused(solid(layout.Header((), (entry(shape=(0,)),), (("a", 0), ("a", 0)))), "same name")
 
 
@@ -202,3 +202,61 @@ def test_states_that_a_file_cannot_hold_are_refused_when_written():
     with pytest.raises(Exception, match="too long"):
         encode(long)
     assert isinstance(EXAMPLES["lenet"]().tensors[0], TiedTensor)
+
+
+def timed(data, words=""):
+    """Seconds to decode what a small file claims, or to refuse it with these words."""
+    start = time.perf_counter()
+    try:
+        decode(data, max_bytes=MAX)
+    except FormatError as error:
+        assert words in str(error), error
+    return time.perf_counter() - start
+
+
+def filled(header, fill, flags=lambda coder: None):
+    """A file whose tensors are read from the same byte over and over."""
+    coder = Coder(room=1 << 20)
+    layout.code_header(coder, header, indexed=False)
+    flags(coder)
+    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish() + bytes([fill]) * 2000
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("fill", [0x00, 0x55, 0xFF])
+@pytest.mark.parametrize("shape", [(60 << 20,), (6144, 10240)])
+def test_small_files_cannot_take_long(fill, shape):
+    for tag in ("U8", "BOOL"):
+        header = layout.Header((), (entry(shape=shape, tag=tag),))
+        data = filled(header, fill, lambda coder: coder.uniform(1, 2))
+        assert timed(data, "claims more elements") < 2.0
+
+    def flags(coder):
+        coder.flag(1, "pivot is zero", base=60000)
+        if len(shape) > 1:
+            coder.flag(0, "by column")
+            coder.flag(0, "maps", base=60000)
+        coder.flag(0, "grid", 8 * len(shape))
+
+    for values in (2, 256):
+        book = layout.Book(DTYPES["U8"], tuple(range(values)))
+        header = layout.Header((book,), (entry(shape=shape, codebook=0, tag="U8"),))
+        assert timed(filled(header, fill, flags)) < 3.0
+
+
+def test_headers_cannot_claim_much_more_than_they_hold():
+    full = layout.Book(DTYPES["U16"], tuple(range(65536)))
+    refused(solid(layout.Header((full,) * 20, ())), "codebooks claim 131,072 values")
+    long = tuple(entry(name="n" * (60_000 - i), shape=(0,)) for i in range(30))
+    refused(solid(layout.Header((), long)), "names claim")
+    with pytest.raises(FormatError, match="codebooks claim"):
+        layout.check_claims(layout.Header((full,) * 20, ()), 100)
+
+
+def test_what_is_too_regular_for_a_tight_stream_is_stored_fast():
+    zeros = KeptTensor("zeros", DTYPES["F32"], np.zeros((600, 1000), "<f4"))
+    small = KeptTensor("small", DTYPES["F32"], np.linspace(0, 1, 50, dtype="<f4"))
+    state = TiedState((), (zeros, small))
+    data = encode(state)
+    assert data[3] == layout.INDEXED and len(data) < 400
+    assert decode(data, max_bytes=MAX) == state

@@ -1,6 +1,8 @@
 """`reefknot run` from a configuration to a folder, on the digits and on a user's own network."""
 
+import fcntl
 import json
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -475,3 +477,51 @@ def test_the_last_good_checkpoint_is_good(tmp_path: Path) -> None:
     path = out / "checkpoint.safetensors"
     if path.exists():
         assert all(bool(w.isfinite().all()) for w in read_checkpoint(path)["model"].values())
+
+
+# -- what a review found --------------------------------------------------------------------
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        refused(command("run", digits_config(tmp_path), "--out", folder), "another process")
+    finally:
+        os.close(handle)
+
+
+DRAWN = """
+import torch
+
+def network():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(5, 2))
+
+def data():
+    inputs = torch.randn(100, 5)
+    return inputs, (inputs.sum(1) > 0).long()
+"""
+
+
+def test_data_that_is_drawn_is_the_same_in_every_run(own_module: Any, tmp_path: Path) -> None:
+    own_module("mine.py", DRAWN)
+    config = digits_config(tmp_path, settings="num_clusters = 3")
+    own = ("--set", "model=mine:network", "--set", "data=mine:data")
+    files = [finished(config, tmp_path / name, *own) / "model.reef" for name in ("a", "b")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_wrong_names_of_model_and_data_are_told_together(tmp_path: Path) -> None:
+    config = digits_config(tmp_path)
+    done = command("run", config, "--out", tmp_path / "out", "--set", "model=lenet-300",
+                   "--set", "data=mnst")  # fmt: skip
+    assert "lenet-300-100" in done.stderr
+    assert "mnist" in done.stderr
+    assert done.exit_code == 2
+
+
+def test_too_many_threads_are_a_mistake_and_not_a_crash(tmp_path: Path) -> None:
+    done = command("run", digits_config(tmp_path), "--set", "training.threads=100000")
+    refused(done, "training.threads must be at most")

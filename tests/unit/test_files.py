@@ -83,6 +83,17 @@ def test_a_folder_as_target_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
+def test_a_pipe_as_target_is_refused_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for target in (tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(ReefknotError, match="is a device, a pipe or a socket; name a file"):
+            write_atomically(target, b"new")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
 def test_a_missing_folder_is_said_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ReefknotError, match=r"no/a could not be written: No such file"):
         write_atomically(tmp_path / "no" / "a", b"")

@@ -12,6 +12,7 @@ from reefknot.codec import kernels as k
 from reefknot.errors import FormatError, ReefknotError
 
 HALF = 32768
+UNLIMITED = 1 << 62
 
 # Typical names, so that the first ones in a file are already expected. Part of the format.
 _PRIME = (
@@ -55,12 +56,12 @@ class TextModel:
 
 
 def _writing() -> np.ndarray:
-    return np.array([k.TOP, 0, 0, 1, 0], np.int64)
+    return np.array([k.TOP, 0, 0, 1, UNLIMITED], np.int64)
 
 
 def _reading(stream: np.ndarray) -> np.ndarray:
     head = stream[: k.LOOKAHEAD].tobytes().ljust(k.LOOKAHEAD, b"\0")
-    return np.array([k.TOP, int.from_bytes(head, "big"), k.LOOKAHEAD, 0, 0], np.int64)
+    return np.array([k.TOP, int.from_bytes(head, "big"), k.LOOKAHEAD, 0, UNLIMITED], np.int64)
 
 
 class Coder:
@@ -81,7 +82,9 @@ class Coder:
         self.slots = np.zeros(8, np.int64)
         self.work = np.zeros(8, np.int64)
         self._numbers: dict[str, np.ndarray] = {}
-        self._flags: dict[tuple[str, int], np.ndarray] = {}
+        self._flags = np.zeros(256, np.uint32)
+        self._flag_slots: dict[tuple[str, int], int] = {}
+        self._area = np.zeros(0, np.uint8)  # for names
         self._text: TextModel | None = None
 
     # -- state ------------------------------------------------------------------------------
@@ -91,23 +94,44 @@ class Coder:
         if self.writing and int(self.state[k.POSITION]) + room > len(self.buffer):
             self.buffer = np.concatenate([self.buffer, np.zeros(len(self.buffer) + room, np.uint8)])
 
+    def allow(self, budget: int) -> None:
+        """Limit how many elements a reader decodes at length: see docs/format.md, "Limits"."""
+        self.state[k.BUDGET] = budget
+
+    def spend(self, number: int) -> None:
+        """Count elements that take a while to code."""
+        self.state[k.BUDGET] -= number
+        self.check()
+
+    @property
+    def costly(self) -> int:
+        """How many elements a writer has coded at length."""
+        return UNLIMITED - int(self.state[k.BUDGET])
+
     def check(self) -> None:
-        """Stop if the stream has run out."""
-        if self.state[k.OVERRUN] > (0 if self.writing else k.LOOKAHEAD):
+        """Stop if the stream has run out, or claims too much."""
+        if self.state[k.BUDGET] < 0:
+            raise FormatError(
+                f"a stream of {self.size:,} bytes claims more elements than any writer puts there"
+            )
+        over = int(self.state[k.POSITION]) - len(self.buffer)
+        if over > (0 if self.writing else k.LOOKAHEAD):
             if self.writing:
                 raise MemoryError("the coder's buffer is full")
             raise FormatError(
                 f"a stream of {self.size:,} bytes ends before its content; fetch the file again"
             )
 
-    def mark(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where a writer stands, to come back to with `back`."""
-        return self.state.copy(), self.buffer[: self.state[k.POSITION]].copy()
+    def mark(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where a writer stands, to come back to with `back`; numbers and names must not follow."""
+        return self.state.copy(), self.buffer[: self.state[k.POSITION]].copy(), self._flags.copy()
 
-    def back(self, mark: tuple[np.ndarray, np.ndarray]) -> None:
+    def back(self, mark: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
         """Forget everything that was written since the mark."""
         self.state[:] = mark[0]
         self.buffer[: len(mark[1])] = mark[1]
+        self._flags[: len(mark[2])] = mark[2]
+        self._flags[len(mark[2]) :] = 0
 
     def spent(self) -> int:
         """What has been written so far, in 1/8 bit: fine enough to choose between encodings."""
@@ -147,7 +171,12 @@ class Coder:
 
     def number(self, value: int, kind: str) -> int:
         """A number from 0 to 2^48 - 2; small ones, and ones like those before, cost less."""
-        return int(self.numbers(np.array([value], np.int64), kind)[0])
+        if self.writing:
+            self.grow(256)
+        table = self._numbers.get(kind)
+        if table is None:
+            table = self._numbers[kind] = np.zeros(k.NUMBER_SLOTS, np.uint32)
+        return int(k.code_number(self.state, self.buffer, value, table))
 
     def numbers(self, values: np.ndarray, kind: str) -> np.ndarray:
         """A row of numbers, coded in place."""
@@ -159,11 +188,14 @@ class Coder:
 
     def flag(self, value: bool | int, kind: str, context: int = 0, base: int = HALF) -> bool:
         """A bit, with a context; `base` is its expected chance in 1/65536."""
-        key = (kind, context)
-        self.grow(256)
-        if key not in self._flags:
-            self._flags[key] = np.zeros(1, np.uint32)
-        return bool(k.code_flag(self.state, self.buffer, int(value), self._flags[key], 0, base))
+        if self.writing:
+            self.grow(256)
+        slot = self._flag_slots.get((kind, context))
+        if slot is None:
+            slot = self._flag_slots[kind, context] = len(self._flag_slots)
+            if slot == len(self._flags):
+                self._flags = np.concatenate([self._flags, np.zeros_like(self._flags)])
+        return bool(k.code_flag(self.state, self.buffer, int(value), self._flags, slot, base))
 
     def uniform(self, value: int, size: int) -> int:
         """A number below `size`, all equally likely."""
@@ -209,7 +241,10 @@ class Coder:
         if len(raw) > limit:
             raise ReefknotError(f"a name of {len(raw):,} bytes is too long; {limit:,} is the limit")
         self.grow(16 * len(raw) + 256)
-        area = np.zeros(5 + limit + 1, np.uint8)
+        if len(self._area) != 5 + limit + 1:
+            self._area = np.zeros(5 + limit + 1, np.uint8)
+        area = self._area  # what the last name has left in it is written over, or ended by a zero
+        area[5 + len(raw)] = 0
         area[:5] = model.history
         area[5 : 5 + len(raw)] = np.frombuffer(raw, np.uint8)
         end = k.code_text(

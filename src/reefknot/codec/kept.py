@@ -79,6 +79,7 @@ def code_planes(coder: Coder, planes: np.ndarray, model: PlaneModel) -> np.ndarr
             coder.back(mark)
         predicted = costs.index(min(costs))
     predicted = coder.uniform(predicted, size + 1)
+    coder.spend(predicted * len(planes))
     _code(coder, planes, predicted, model)
     coder.check()
     return planes

@@ -15,7 +15,17 @@ from functools import partial
 
 import numpy as np
 
-from reefknot.codec.tables import LENGTH, LEVEL, LIMIT, RECIPROCAL, SQUASH, STRETCH, STRETCH_MAX
+from reefknot.codec.tables import (
+    LENGTH,
+    LIMIT,
+    PAIR_BUCKET,
+    PULL_BUCKET,
+    RECIPROCAL,
+    SQUASH,
+    STRENGTH,
+    STRETCH,
+    STRETCH_MAX,
+)
 from reefknot.kernels.jit import compiled, inlined
 
 kernel = partial(compiled, allocates=False)
@@ -23,7 +33,8 @@ kernel = partial(compiled, allocates=False)
 # ---- range coder ------------------------------------------------------------------------------
 
 # The state of a coder, a row of int64. LOW holds the code word when decoding.
-RANGE, LOW, POSITION, ENCODING, OVERRUN = 0, 1, 2, 3, 4
+RANGE, LOW, POSITION, ENCODING = 0, 1, 2, 3
+BUDGET = 4  # elements that may still be coded at length: it bounds the time of a small file
 TOP_BITS = 48
 TOP = 1 << TOP_BITS
 BOTTOM = 1 << (TOP_BITS - 8)
@@ -31,43 +42,61 @@ LOOKAHEAD = TOP_BITS // 8  # bytes that a decoder holds beyond those it has used
 
 
 @inlined
-def code_bit(coder, buffer, bit, probability):
-    """Code one bit whose chance to be 1 is `probability` / 65536 (1 to 65535); gives the bit."""
-    size, low = coder[RANGE], coder[LOW]
+def written(size, low, at, buffer):
+    """Carry, and write the bytes that are settled; gives range, low and position."""
+    if low >= TOP:
+        low -= TOP
+        place = min(at, len(buffer)) - 1
+        while place >= 0:  # a carry runs back over bytes already written
+            buffer[place] += np.uint8(1)
+            if buffer[place]:
+                break
+            place -= 1
+    while size < BOTTOM:
+        if at < len(buffer):
+            buffer[at] = low >> (TOP_BITS - 8)
+        at += 1
+        low = (low & (BOTTOM - 1)) << 8
+        size <<= 8
+    return size, low, at
+
+
+@inlined
+def refilled(size, low, at, buffer):
+    """Read the bytes that are needed next, zeros after the end; gives range, low and position."""
+    while size < BOTTOM:
+        byte = np.int64(buffer[np.uint64(at)]) if at < len(buffer) else 0
+        at += 1
+        low = (low << 8) | byte
+        size <<= 8
+    return size, low, at
+
+
+@inlined
+def coded(encoding, size, low, at, buffer, bit, probability):
+    """Code one bit whose chance to be 1 is `probability` / 65536 (1 to 65535).
+
+    Gives the bit, and range, low and position, which a loop keeps in registers.
+    """
     bound = (size >> 16) * probability
-    if coder[ENCODING]:
+    if encoding:
         low += 0 if bit else bound
         size = bound if bit else size - bound
-        if low >= TOP:
-            low -= TOP
-            place = min(coder[POSITION], len(buffer)) - 1
-            while place >= 0:  # a carry runs back over bytes already written
-                buffer[place] += np.uint8(1)
-                if buffer[place]:
-                    break
-                place -= 1
-        while size < BOTTOM:
-            if coder[POSITION] < len(buffer):
-                buffer[coder[POSITION]] = low >> (TOP_BITS - 8)
-            else:
-                coder[OVERRUN] += 1
-            coder[POSITION] += 1
-            low = (low & (BOTTOM - 1)) << 8
-            size <<= 8
+        size, low, at = written(size, low, at, buffer)
     else:
         bit = np.int64(low < bound)
         low -= 0 if bit else bound
         size = bound if bit else size - bound
-        while size < BOTTOM:
-            byte = 0
-            if coder[POSITION] < len(buffer):
-                byte = np.int64(buffer[coder[POSITION]])
-            else:
-                coder[OVERRUN] += 1
-            coder[POSITION] += 1
-            low = (low << 8) | byte
-            size <<= 8
-    coder[RANGE], coder[LOW] = size, low
+        size, low, at = refilled(size, low, at, buffer)
+    return bit, size, low, at
+
+
+@inlined
+def code_bit(coder, buffer, bit, probability):
+    """`coded` with the state of the coder in memory; gives the bit."""
+    bit, coder[RANGE], coder[LOW], coder[POSITION] = coded(
+        coder[ENCODING], coder[RANGE], coder[LOW], coder[POSITION], buffer, bit, probability
+    )
     return bit
 
 
@@ -79,21 +108,31 @@ SEEN_ONE = 1 << 16
 
 
 @inlined
+def estimate(seen_ones, prior, given):
+    """(ones + given) / (seen + prior) in 1/65536, below 65536 if given < 65536·prior."""
+    share = np.int64(RECIPROCAL[np.uint64((seen_ones >> 16) + prior)])
+    return ((((seen_ones & 0xFFFF) << 16) + given) * share) >> 32
+
+
+@inlined
 def shrunk(table, slot, prior, base):
     """A context's probability, (ones + prior·base) / (seen + prior), away from both ends."""
-    seen_ones = np.int64(table[slot])
-    share = np.int64(RECIPROCAL[(seen_ones >> 16) + prior])
-    p = (((seen_ones & 0xFFFF) << 16) + prior * base) * share
-    return min(max(p >> 32, 8), 65528)
+    p = estimate(np.int64(table[np.uint64(slot)]), prior, prior * base)
+    return min(max(p, 8), 65528)
+
+
+@inlined
+def counted(seen_ones, bit):
+    """A context that has seen one bit more."""
+    if seen_ones >= LIMIT * SEEN_ONE:
+        seen_ones = (seen_ones >> 1) & 0x7FFF7FFF
+    return seen_ones + SEEN_ONE + bit
 
 
 @inlined
 def count(table, slot, bit):
     """Count one bit in a context."""
-    seen_ones = np.int64(table[slot])
-    if seen_ones >= LIMIT * SEEN_ONE:
-        seen_ones = (seen_ones >> 1) & 0x7FFF7FFF
-    table[slot] = seen_ones + SEEN_ONE + bit
+    table[np.uint64(slot)] = counted(np.int64(table[np.uint64(slot)]), bit)
 
 
 @inlined
@@ -105,17 +144,23 @@ def code_adaptive(coder, buffer, bit, table, slot, base):
 
 
 @inlined
+def stretched(p):
+    """A probability in the logistic domain."""
+    return np.int64(STRETCH[np.uint64(p >> 4)])
+
+
+@inlined
 def vote(table, slot, prior, base, origin):
     """How far one context departs from the base, in the logistic domain."""
-    return np.int64(STRETCH[shrunk(table, slot, prior, base) >> 4]) - origin
+    seen_ones = np.int64(table[np.uint64(slot)])
+    return stretched(estimate(seen_ones, prior, prior * base)) - origin
 
 
 @inlined
 def chance(total):
     """The probability that a weighted sum of votes stands for."""
-    return np.int64(
-        SQUASH[min(max((total + 32768) >> 16, -STRETCH_MAX), STRETCH_MAX) + STRETCH_MAX]
-    )
+    x = min(max((total + 32768) >> 16, -STRETCH_MAX), STRETCH_MAX)
+    return np.int64(SQUASH[np.uint64(x + STRETCH_MAX)])
 
 
 @inlined
@@ -125,7 +170,7 @@ def code_mixed(coder, buffer, bit, base, table, slots, used, priors, weights, fi
     Each context speaks by how far it departs from the base in the logistic domain, so one that has
     seen nothing says nothing. `weights[first]` belongs to the base, those after it to the contexts.
     """
-    origin = np.int64(STRETCH[base >> 4])
+    origin = stretched(base)
     total = weights[first] * origin
     for i in range(used):
         away = vote(table, slots[i], priors[i], base, origin)
@@ -142,30 +187,30 @@ def code_mixed(coder, buffer, bit, base, table, slots, used, priors, weights, fi
 
 
 @inlined
-def code_three(
-    coder, buffer, bit, base, table, a, b, c, prior_a, prior_b, prior_c, weights, first, rate
-):
+def coded_three(
+    encoding, size, low, at, buffer, bit, base, table, a, b, c, prior_a, prior_b, prior_c,
+    weights, first, rate,
+):  # fmt: skip
     """`code_mixed` with three contexts, written out: nothing goes through memory."""
-    origin = np.int64(STRETCH[base >> 4])
+    origin = stretched(base)
     from_a = vote(table, a, prior_a, base, origin)
     from_b = vote(table, b, prior_b, base, origin)
     from_c = vote(table, c, prior_c, base, origin)
+    w = np.uint64(first)
+    w_a, w_b, w_c = np.uint64(first + 1), np.uint64(first + 2), np.uint64(first + 3)
     p = chance(
-        weights[first] * origin
-        + weights[first + 1] * from_a
-        + weights[first + 2] * from_b
-        + weights[first + 3] * from_c
+        weights[w] * origin + weights[w_a] * from_a + weights[w_b] * from_b + weights[w_c] * from_c
     )
-    bit = code_bit(coder, buffer, bit, p)
+    bit, size, low, at = coded(encoding, size, low, at, buffer, bit, p)
     error = ((bit << 16) - p) * rate
-    weights[first] += (origin * error) >> 22
-    weights[first + 1] += (from_a * error) >> 18
-    weights[first + 2] += (from_b * error) >> 18
-    weights[first + 3] += (from_c * error) >> 18
+    weights[w] += (origin * error) >> 22
+    weights[w_a] += (from_a * error) >> 18
+    weights[w_b] += (from_b * error) >> 18
+    weights[w_c] += (from_c * error) >> 18
     count(table, a, bit)
     count(table, b, bit)
     count(table, c, bit)
-    return bit
+    return bit, size, low, at
 
 
 @inlined
@@ -225,12 +270,18 @@ def number(coder, buffer, value, table, slot):
     return result - 1
 
 
+@kernel("int64(int64[::1], uint8[::1], int64, uint32[::1])")
+def code_number(coder, buffer, value, table):
+    """One such number."""
+    return number(coder, buffer, value, table, 0)
+
+
 @kernel("void(int64[::1], uint8[::1], int64[::1], uint32[::1])")
 def code_numbers(coder, buffer, values, table):
     """A row of such numbers."""
     for i in range(len(values)):
         values[i] = number(coder, buffer, values[i], table, 0)
-        if coder[OVERRUN] > LOOKAHEAD:
+        if coder[POSITION] - len(buffer) > LOOKAHEAD:
             return
 
 
@@ -254,7 +305,7 @@ def text_slot(context, node):
 )
 def code_text(coder, buffer, text, at, table, weights, slots, work):
     """Bytes from text[at] to the next 0, which is included; gives the place after it, or -1."""
-    while at < len(text) and coder[OVERRUN] <= LOOKAHEAD:
+    while at < len(text) and coder[POSITION] - len(buffer) <= LOOKAHEAD:
         history = np.int64(0)
         for back in range(1, 6):
             byte = np.int64(text[at - back]) if at >= back else 0
@@ -309,7 +360,7 @@ def code_planes(coder, buffer, data, predicted, table, weights, slots, work):
     from the byte before it; the others are taken as random.
     """
     for i in range(data.shape[0]):
-        if coder[OVERRUN] > LOOKAHEAD:
+        if coder[POSITION] - len(buffer) > LOOKAHEAD:
             return
         for plane in range(data.shape[1]):
             goal = np.int64(data[i, plane])
@@ -340,281 +391,263 @@ def code_planes(coder, buffer, data, predicted, table, weights, slots, work):
 
 # ---- tied tensors -----------------------------------------------------------------------------
 
-# Contexts in the table of one tensor; those of rows and columns follow from LINES on.
-MASK_BASE, SIGN_BASE, ROW_FLAG, COLUMN_FLAG = 0, 1, 2, 8
-GRID, PLACE, ACTIVE, LEVEL_PAIR, NEAR = 80, 112, 176, 188, 270
-SIGNS, BALANCE, SIGNED = 306, 333, 342
-MAGNITUDE, NEAR_MAGNITUDE, ROW_MAGNITUDE, PAIR_MAGNITUDE = 392, 520, 1288, 2312
-LINES = 3336
+# Contexts in the table of one tensor; those of the lines across follow from LINES on.
+SIGN_BASE, ROW_FLAG, COLUMN_FLAG = 0, 1, 8
+GRID, NEAR, LEVEL_PAIR, PLACE = 64, 96, 3136, 3392
+SIGNED = 132
+MAGNITUDE, NEAR_MAGNITUDE, ROW_MAGNITUDE, PAIR_MAGNITUDE = 192, 320, 1088, 2112
+LINES = 4416
 LINE_MASK = (1 << 20) - 1  # tensors with more lines than this share contexts
 
 # Mixer weights, and what they are at first (in 1/100).
-ROW_FLAG_W, COLUMN_FLAG_W, MASK_W, SIGN_W, MAGNITUDE_W = 0, 3, 8, 29, 33
-FIRST_WEIGHTS = (
-    [100, 75, 25]
-    + [100, 10, 45, 33, 45]
-    + [100, 46, 50, 45, 45, 35, 20] * 3
-    + [90, 55, 45, 35]
-    + [90, 40, 40, 55] * 3
-)
-ROW_FLAG_PRIORS = np.array([2, 8], np.int64)
-COLUMN_FLAG_PRIORS = np.array([2, 4, 4, 4], np.int64)
-FLAG_RATE, MASK_RATE, SIGN_RATE, MAGNITUDE_RATE = 24, 14, 20, 20
+COLUMN_FLAG_W, MASK_W, MAGNITUDE_W = 0, 4, 22
+FIRST_WEIGHTS = [100, 45, 33, 45] + [100, 46, 50, 45, 45, 40] * 3 + [90, 40, 40, 55] * 3
+SHARED_LIMIT = 32  # bits of a magnitude that are remembered from tensor to tensor
+FLAG_RATE, MASK_RATE, MAGNITUDE_RATE = 24, 14, 20
 
 
 @inlined
-def side(index, pivot):
-    """0 for the pivot, 1 below, 2 above."""
-    return 0 if index == pivot else (1 if index < pivot else 2)
-
-
-@inlined
-def level_of(table, slot):
-    """1 to 8 for the density that a line has shown so far, 0 for none."""
-    seen, ones = np.int64(table[slot]) >> 16, np.int64(table[slot]) & 0xFFFF
-    if seen == 0:
-        return 0
-    density = ((2 * ones + 1) << 9) * np.int64(RECIPROCAL[seen + 4]) >> 32
-    return 1 + np.int64(LEVEL[min(density, 1024)])
-
-
-@inlined
-def code_maps(coder, buffer, x, pivot, width, plane, about, weights, table, live, slots, work):
+def code_maps(encoding, coder, buffer, x, pivot, width, plane, about, weights, table, live):
     """Which rows and which columns hold anything but the pivot."""
     rows, columns = x.shape
-    encoding = coder[ENCODING]
+    size, low, at = coder[RANGE], coder[LOW], coder[POSITION]
+    last = len(buffer) + LOOKAHEAD
+    bit = np.int64(0)
     for r in range(rows):
-        if coder[OVERRUN] > LOOKAHEAD:
-            return
-        bit = 0
+        if at > last:
+            break
+        slot = ROW_FLAG + 1 + bit
+        bit = np.int64(0)
         if encoding:
             for c in range(columns):
                 if x[r, c] != pivot:
-                    bit = 1
+                    bit = np.int64(1)
                     break
-        slots[0] = ROW_FLAG
-        slots[1] = ROW_FLAG + 1 + (np.int64(live[r - 1]) if r > 0 else 0)
-        bit = code_mixed(
-            coder,
-            buffer,
-            bit,
-            20000,
-            table,
-            slots,
-            2,
-            ROW_FLAG_PRIORS,
-            weights,
-            ROW_FLAG_W,
-            FLAG_RATE,
-            work,
-        )
+        p = shrunk(table, slot, 8, shrunk(table, ROW_FLAG, 2, 20000))
+        bit, size, low, at = coded(encoding, size, low, at, buffer, bit, p)
+        count(table, ROW_FLAG, bit)
+        count(table, slot, bit)
         live[r] = bit
     for c in range(columns):
-        if coder[OVERRUN] > LOOKAHEAD:
-            return
-        bit = 0
+        if at > last:
+            break
+        bit = np.int64(0)
         if encoding:
             for r in range(rows):
                 if x[r, c] != pivot:
-                    bit = 1
+                    bit = np.int64(1)
                     break
         here = rows + c
-        left = np.int64(live[here - 1]) if c > 0 else 0
+        left = np.int64(live[np.uint64(here - 1)]) if c > 0 else 0
         up, corners, behind = 0, 0, 0
         if width > 0 and c >= width:
-            up = np.int64(live[here - width])
-            corners = np.int64(live[here - width + 1]) if width > 1 else 0
+            up = np.int64(live[np.uint64(here - width)])
+            corners = np.int64(live[np.uint64(here - width + 1)]) if width > 1 else 0
             if c > width:
-                corners += np.int64(live[here - width - 1])
+                corners += np.int64(live[np.uint64(here - width - 1)])
         if plane > 0 and c >= plane:
-            behind = np.int64(live[here - plane])
-        active = np.int64(about[c, 0])
+            behind = np.int64(live[np.uint64(here - plane)])
+        active = np.int64(about[np.uint64(c), 0])
         known = min(active, 2)
-        slots[0] = COLUMN_FLAG + known
-        slots[1] = COLUMN_FLAG + 3 + known * 4 + left * 2 + up
-        slots[2] = COLUMN_FLAG + 15 + left + up + corners + 5 * known + 15 * behind
-        slots[3] = COLUMN_FLAG + 45 + active
-        bit = code_mixed(
-            coder,
-            buffer,
-            bit,
-            32768,
-            table,
-            slots,
-            4,
-            COLUMN_FLAG_PRIORS,
-            weights,
-            COLUMN_FLAG_W,
-            FLAG_RATE,
-            work,
-        )
-        live[here] = bit
+        bit, size, low, at = coded_three(
+            encoding, size, low, at, buffer, bit,
+            shrunk(table, COLUMN_FLAG + known, 2, 32768), table,
+            COLUMN_FLAG + 3 + known * 4 + left * 2 + up,
+            COLUMN_FLAG + 15 + left + up + corners + 5 * known + 15 * behind,
+            COLUMN_FLAG + 45 + active,
+            4, 4, 4, weights, COLUMN_FLAG_W, FLAG_RATE,
+        )  # fmt: skip
+        count(table, COLUMN_FLAG + known, bit)
+        live[np.uint64(here)] = bit
+    coder[RANGE], coder[LOW], coder[POSITION] = size, low, at
 
 
 _TIED = (
-    "void(int64[::1], uint8[::1], {}[:, ::1], int64, int64, int64, int64, int64, int64, "
-    "uint8[:, ::1], uint32[::1], uint32[::1], int64[::1], uint32[::1], uint8[::1], int32[::1], "
-    "uint8[::1], int64[:, ::1], int64[::1], int64[::1])"
+    "void(int64[::1], uint8[::1], {0}[:, ::1], {0}[::1], int64, int64, int64, int64, int64, int64, "
+    "int64[::1], uint8[:, ::1], uint32[::1], uint32[::1], int64[::1], uint32[::1], uint8[::1], "
+    "int32[::1], int64[:, ::1])"
 )
 
 
-@kernel(_TIED.format("uint8"), _TIED.format("uint16"))
-def code_tied(
-    coder, buffer, x, pivot, size, by_column, maps, width, plane, about,
-    shared, deep, weights, table, live, order, level, rank, slots, work,
+@inlined
+def elements(
+    encoding, coder, buffer, x, rows, columns, pivot, values, by_column, width, plane, about,
+    shared, deep, weights, table, live, order, rank,
 ):  # fmt: skip
-    """A matrix of indices below `size`, almost all of which are `pivot`.
-
-    When decoding, `x` comes filled with the pivot. `live` comes filled with ones. `about` has two
-    facts on each column: how active its input is (0 to 8), and its place in the plane (0 to 63).
-    """
-    rows, columns = x.shape
-    if maps:
-        code_maps(coder, buffer, x, pivot, width, plane, about, weights, table, live, slots, work)
-    row_slots = min(rows, LINE_MASK + 1)
-    encoding = coder[ENCODING]
+    """The elements of live lines; `encoding` is a constant, so that each way has its own loop."""
+    size, low, at = coder[RANGE], coder[LOW], coder[POSITION]
     outer = columns if by_column else rows
     inner = rows if by_column else columns
     listed = inner <= len(order)
     if listed:  # the live lines of the other direction, so that dead ones take no time
         inner = 0
         for b in range(rows if by_column else columns):
-            if live[b if by_column else rows + b]:
+            if live[np.uint64(b if by_column else rows + b)]:
                 order[inner] = b
                 inner += 1
+    last = len(buffer) + LOOKAHEAD
+    for k in range(128):  # magnitudes begin with what the codebook's other tensors have shown
+        seen_ones = np.int64(shared[k])
+        while seen_ones >= SHARED_LIMIT * SEEN_ONE:
+            seen_ones = (seen_ones >> 1) & 0x7FFF7FFF
+        table[MAGNITUDE + k] = seen_ones
+    total = np.int64(0)
+    budget = coder[BUDGET]
     for a in range(outer):
-        if coder[OVERRUN] > LOOKAHEAD:
-            return
+        if at > last or budget < 0:
+            break
         if not live[rows + a if by_column else a]:
             continue
+        line = np.int64(0)
+        base = min(max(estimate(total, 4, 4 * 6554), 8), 65528)
+        origin = stretched(base)
         for i in range(inner):
-            b = np.int64(order[i]) if listed else i
-            if not listed and not live[b if by_column else rows + b]:
+            if (i & 1023) == 0 and at > last:
+                break
+            b = np.int64(order[np.uint64(i)]) if listed else i
+            if not listed and not live[np.uint64(b if by_column else rows + b)]:
                 continue
             r = b if by_column else a
             c = a if by_column else b
-            row = r & LINE_MASK
-            column = row_slots + (c & LINE_MASK)
+            here = r * columns + c
             # Five neighbours that are known by now, in either order.
-            left = np.int64(x[r, c - 1]) if c > 0 else pivot
-            above = np.int64(x[r - 1, c]) if r > 0 else pivot
+            left = np.int64(x[np.uint64(here - 1)]) if c > 0 else pivot
             up, up_right, up_left, behind = pivot, pivot, pivot, pivot
             if width > 0 and c >= width:
-                up = np.int64(x[r, c - width])
+                up = np.int64(x[np.uint64(here - width)])
                 if width > 1:
-                    up_right = np.int64(x[r, c - width + 1])
+                    up_right = np.int64(x[np.uint64(here - width + 1)])
                 if c > width:
-                    up_left = np.int64(x[r, c - width - 1])
+                    up_left = np.int64(x[np.uint64(here - width - 1)])
             if plane > 0 and c >= plane:
-                behind = np.int64(x[r, c - plane])
+                behind = np.int64(x[np.uint64(here - plane)])
             has_left = np.int64(left != pivot)
             has_up = np.int64(up != pivot)
             has_right = np.int64(up_right != pivot)
             has_corner = np.int64(up_left != pivot)
-            active = np.int64(about[c, 0])
-            s_row = LINES + row
-            s_column = LINES + column
-            s_grid = (
-                GRID
-                + has_left
-                + 2 * has_up
-                + 4 * has_right
-                + 8 * has_corner
+            active = np.int64(about[np.uint64(c), 0])
+            s_cross = np.uint64(LINES + (b & LINE_MASK))
+            s_grid = np.uint64(
+                GRID + has_left + 2 * has_up + 4 * has_right + 8 * has_corner
                 + 16 * np.int64(behind != pivot)
-            )
-            s_level = LEVEL_PAIR + 9 * np.int64(level[column]) + np.int64(level[row])
-            s_active = ACTIVE + active
-            if plane > 0:
-                s_place = PLACE + np.int64(about[c, 1])
-            else:
-                s_place = NEAR + has_left + 2 * np.int64(above != pivot) + 4 * active
-            base = shrunk(table, MASK_BASE, 4, 6554)
-            first = MASK_W + 7 * min(2, has_left + has_up + has_right + has_corner)
-            origin = np.int64(STRETCH[base >> 4])
-            v_row = vote(table, s_row, 6, base, origin)
-            v_column = vote(table, s_column, 24, base, origin)
-            v_grid = vote(table, s_grid, 4, base, origin)
-            v_level = vote(table, s_level, 16, base, origin)
-            v_active = vote(table, s_active, 4, base, origin)
-            v_place = vote(table, s_place, 6, base, origin)
-            p = chance(
-                weights[first] * origin + weights[first + 1] * v_row + weights[first + 2] * v_column
-                + weights[first + 3] * v_grid + weights[first + 4] * v_level
-                + weights[first + 5] * v_active + weights[first + 6] * v_place
             )  # fmt: skip
-            bit = code_bit(coder, buffer, np.int64(x[r, c] != pivot), p)
-            error = ((bit << 16) - p) * MASK_RATE
-            weights[first] += (origin * error) >> 22
-            weights[first + 1] += (v_row * error) >> 18
-            weights[first + 2] += (v_column * error) >> 18
-            weights[first + 3] += (v_grid * error) >> 18
-            weights[first + 4] += (v_level * error) >> 18
-            weights[first + 5] += (v_active * error) >> 18
-            weights[first + 6] += (v_place * error) >> 18
-            count(table, s_row, bit)
-            count(table, s_column, bit)
-            count(table, s_grid, bit)
-            count(table, s_level, bit)
-            count(table, s_active, bit)
-            count(table, s_place, bit)
-            count(table, MASK_BASE, bit)
-            level[row] = level_of(table, LINES + row)
-            level[column] = level_of(table, LINES + column)
+            if plane > 0:
+                s_place = np.uint64(PLACE + 16 * np.int64(about[np.uint64(c), 1]) + active)
+            else:
+                above = np.int64(x[np.uint64(here - columns)]) if r > 0 else pivot
+                s_place = np.uint64(NEAR + has_left + 2 * np.int64(above != pivot) + 4 * active)
+            n_cross = np.int64(table[s_cross])
+            n_grid = np.int64(table[s_grid])
+            n_place = np.int64(table[s_place])
+            v_line = stretched(estimate(line, 6, 6 * base))
+            v_cross = stretched(estimate(n_cross, 24, 24 * base))
+            s_level = np.uint64(
+                LEVEL_PAIR + 16 * min((v_cross + 1792) >> 7, 15) + min((v_line + 1792) >> 7, 15)
+            )
+            n_level = np.int64(table[s_level])
+            v_line -= origin
+            v_cross -= origin
+            v_grid = stretched(estimate(n_grid, 4, 4 * base)) - origin
+            v_level = stretched(estimate(n_level, 16, 16 * base)) - origin
+            v_place = stretched(estimate(n_place, 6, 6 * base)) - origin
+            first = MASK_W + 6 * min(2, has_left + has_up + has_right + has_corner)
+            w0, w1, w2 = np.uint64(first), np.uint64(first + 1), np.uint64(first + 2)
+            w3, w4, w5 = np.uint64(first + 3), np.uint64(first + 4), np.uint64(first + 5)
+            p = chance(
+                weights[w0] * origin + weights[w1] * v_line + weights[w2] * v_cross
+                + weights[w3] * v_grid + weights[w4] * v_level + weights[w5] * v_place
+            )  # fmt: skip
+            bound = (size >> 16) * p
+            bit = x[np.uint64(here)] != pivot if encoding else low < bound
+            # Both ways are written out, so that what follows need not wait for the bit.
             if not bit:
+                low += bound if encoding else -bound
+                size -= bound
+                if encoding:
+                    size, low, at = written(size, low, at, buffer)
+                else:
+                    size, low, at = refilled(size, low, at, buffer)
+                error = -p * MASK_RATE
+                weights[w0] += (origin * error) >> 22
+                weights[w1] += (v_line * error) >> 18
+                weights[w2] += (v_cross * error) >> 18
+                weights[w3] += (v_grid * error) >> 18
+                weights[w4] += (v_level * error) >> 18
+                weights[w5] += (v_place * error) >> 18
+                line = counted(line, 0)
+                total = counted(total, 0)
+                table[s_cross] = counted(n_cross, 0)
+                table[s_grid] = counted(n_grid, 0)
+                table[s_level] = counted(n_level, 0)
+                table[s_place] = counted(n_place, 0)
                 continue
+            size = bound
+            if encoding:
+                size, low, at = written(size, low, at, buffer)
+            else:
+                size, low, at = refilled(size, low, at, buffer)
+            error = (65536 - p) * MASK_RATE
+            weights[w0] += (origin * error) >> 22
+            weights[w1] += (v_line * error) >> 18
+            weights[w2] += (v_cross * error) >> 18
+            weights[w3] += (v_grid * error) >> 18
+            weights[w4] += (v_level * error) >> 18
+            weights[w5] += (v_place * error) >> 18
+            line = counted(line, 1)
+            total = counted(total, 1)
+            table[s_cross] = counted(n_cross, 1)
+            table[s_grid] = counted(n_grid, 1)
+            table[s_level] = counted(n_level, 1)
+            table[s_place] = counted(n_place, 1)
+
+            budget -= 1
+            if budget < 0:
+                break
 
             # How the neighbours add up, near ones more: what the value is likely to continue.
             pair = left + up - 2 * pivot
             pull = 2 * pair + up_right + up_left - 2 * pivot + behind - pivot
             ring = np.int64(0)
             if c > 1:
-                ring += np.int64(x[r, c - 2]) - pivot
+                ring += np.int64(x[np.uint64(here - 2)]) - pivot
             if width > 2:
                 if c >= width + 2:
-                    ring += np.int64(x[r, c - width - 2]) - pivot
+                    ring += np.int64(x[np.uint64(here - width - 2)]) - pivot
                 if c >= width:
-                    ring += np.int64(x[r, c - width + 2]) - pivot
+                    ring += np.int64(x[np.uint64(here - width + 2)]) - pivot
                 for k in range(-2, 3):
                     if c >= 2 * width - k:
-                        ring += np.int64(x[r, c - 2 * width + k]) - pivot
+                        ring += np.int64(x[np.uint64(here - 2 * width + k)]) - pivot
 
-            upper = 1 if pivot == 0 else 0
-            if pivot > 0 and pivot < size - 1:
-                s_left, s_up = side(left, pivot), side(up, pivot)
-                s_right, s_corner = side(up_right, pivot), side(up_left, pivot)
-                balance = (
-                    np.int64(s_left == 2)
-                    - np.int64(s_left == 1)
-                    + np.int64(s_up == 2)
-                    - np.int64(s_up == 1)
-                )
-                balance += np.int64(s_right == 2) - np.int64(s_right == 1)
-                balance += np.int64(s_corner == 2) - np.int64(s_corner == 1)
-                strength = bucket(pull) if pull >= 0 else -bucket(-pull)
-                base = shrunk(table, SIGN_BASE, 4, 32768)
-                upper = code_three(
-                    coder, buffer, np.int64(x[r, c] > pivot), base, table,
-                    SIGNS + s_left + 3 * s_up + 9 * side(behind, pivot),
-                    BALANCE + 4 + balance,
-                    SIGNED + 22 + 3 * strength + np.int64(ring > 0) - np.int64(ring < 0),
-                    2, 3, 4, weights, SIGN_W, SIGN_RATE,
-                )  # fmt: skip
+            upper = np.int64(pivot == 0)
+            if pivot > 0 and pivot < values - 1:
+                strength = np.int64(STRENGTH[np.uint64(min(max(pull, -64), 64) + 64)])
+                slot = SIGNED + 1 + 3 * strength + np.int64(ring > 0) - np.int64(ring < 0)
+                q = shrunk(table, slot, 4, shrunk(table, SIGN_BASE, 4, 32768))
+                goal_bit = np.int64(x[np.uint64(here)] > pivot)
+                upper, size, low, at = coded(encoding, size, low, at, buffer, goal_bit, q)
+                count(table, slot, upper)
                 count(table, SIGN_BASE, upper)
 
-            choices = size - 1 - pivot if upper else pivot
+            choices = values - 1 - pivot if upper else pivot
             goal = np.int64(0)
             if encoding:
-                goal = np.int64(x[r, c]) - pivot - 1 if upper else pivot - 1 - np.int64(x[r, c])
+                goal = (
+                    np.int64(x[np.uint64(here)]) - pivot - 1
+                    if upper
+                    else pivot - 1 - np.int64(x[np.uint64(here)])
+                )
             if not upper:
                 pair, pull, ring = -pair, -pull, -ring
             pull += ring >> 1
-            near_bucket = min(5, 1 + bucket(pull >> 1)) if pull > 0 else 0
-            pair_bucket = (
-                min(5, bucket(pair)) if pair > 0 else (0 if pair == 0 else (7 if pair < -3 else 6))
-            )
+            near_bucket = np.int64(PULL_BUCKET[np.uint64(min(max(pull, 0), 31))])
+            pair_bucket = np.int64(PAIR_BUCKET[np.uint64(min(max(pair, -4), 16) + 4)])
+            row = r & LINE_MASK
             row_bucket = np.int64(0)
-            if rank[row, 1] > 0:
-                row_bucket = 1 + min(6, rank[row, 0] * 8 // (rank[row, 1] * choices))
+            if rank[np.uint64(row), 1] > 0:
+                step, many = rank[np.uint64(row), 1] * choices, rank[np.uint64(row), 0] * 8
+                for k in range(7):
+                    row_bucket += np.int64(many >= k * step)
             bits = 0
             while (np.int64(1) << bits) < choices:
                 bits += 1
@@ -623,28 +656,73 @@ def code_tied(
                 if done + (np.int64(1) << j) >= choices:  # nothing lies in the upper half
                     node *= 2
                     continue
+                goal_bit = (goal >> j) & 1
                 if node >= 64:
-                    bit = code_adaptive(
-                        coder, buffer, (goal >> j) & 1, deep, (upper << bits) + node, 32768
-                    )
+                    slot = (upper << bits) + node
+                    q = shrunk(deep, slot, 2, 32768)
+                    one, size, low, at = coded(encoding, size, low, at, buffer, goal_bit, q)
+                    count(deep, slot, one)
                 else:
                     own = upper * 64 + node
-                    base = shrunk(shared, own, 2, 32768)
-                    base = shrunk(table, MAGNITUDE + own, 8, base)
-                    bit = code_three(
-                        coder, buffer, (goal >> j) & 1, base, table,
+                    guess = shrunk(table, MAGNITUDE + own, 2, 32768)
+                    one, size, low, at = coded_three(
+                        encoding, size, low, at, buffer, goal_bit, guess, table,
                         NEAR_MAGNITUDE + 128 * near_bucket + own,
                         ROW_MAGNITUDE + 128 * row_bucket + own,
                         PAIR_MAGNITUDE + 128 * pair_bucket + own,
                         8, 8, 16, weights, MAGNITUDE_W + 4 * min(node - 1, 2), MAGNITUDE_RATE,
                     )  # fmt: skip
-                    count(table, MAGNITUDE + own, bit)
-                    count(shared, own, bit)
-                done += bit << j
-                node = node * 2 + bit
-            rank[row, 0] += done
-            rank[row, 1] += 1
-            x[r, c] = pivot + 1 + done if upper else pivot - 1 - done
+                    count(table, MAGNITUDE + own, one)
+                done += one << j
+                node = node * 2 + one
+            rank[np.uint64(row), 0] += done
+            rank[np.uint64(row), 1] += 1
+            x[np.uint64(here)] = pivot + 1 + done if upper else pivot - 1 - done
+    for k in range(128):
+        shared[k] = table[MAGNITUDE + k]
+    coder[BUDGET] = budget
+    coder[RANGE], coder[LOW], coder[POSITION] = size, low, at
+
+
+@kernel(_TIED.format("uint8"), _TIED.format("uint16"))
+def code_tied(
+    coder, buffer, x, flat, pivot, values, by_column, maps, width, plane, units, about,
+    shared, deep, weights, table, live, order, rank,
+):  # fmt: skip
+    """A matrix of indices below `values`, almost all of which are `pivot`.
+
+    When decoding, `x` comes filled with the pivot; `flat` is the same memory. `about` becomes two
+    facts on each column: how active its input is (0 to 8, from the `units` that columns belong to)
+    and its place in the plane (0 to 63). `rank` becomes the sum of magnitudes, and the number of
+    elements, of each row.
+    """
+    columns = x.shape[1]
+    group = columns // len(units) if len(units) > 0 else 0
+    for unit in range(len(units) if group > 0 else 0):
+        active = 1 + bucket(units[unit])
+        for c in range(unit * group, (unit + 1) * group):
+            about[c, 0] = active
+    place = np.int64(0)
+    for c in range(columns if plane > 0 else 0):  # memory that is not needed stays untouched
+        about[c, 1] = min(place, 63)
+        place += 1
+        if place >= plane:
+            place = 0
+    live[:] = 1
+    if coder[ENCODING]:
+        if maps:
+            code_maps(True, coder, buffer, x, pivot, width, plane, about, weights, table, live)
+        elements(
+            True, coder, buffer, flat, x.shape[0], columns, pivot, values, by_column, width, plane,
+            about, shared, deep, weights, table, live, order, rank,
+        )  # fmt: skip
+    else:
+        if maps:
+            code_maps(False, coder, buffer, x, pivot, width, plane, about, weights, table, live)
+        elements(
+            False, coder, buffer, flat, x.shape[0], columns, pivot, values, by_column, width, plane,
+            about, shared, deep, weights, table, live, order, rank,
+        )  # fmt: skip
 
 
 # ---- static tables: rANS for what is dense or huge ----------------------------------------------

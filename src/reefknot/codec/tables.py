@@ -1,4 +1,4 @@
-"""The integer tables of the model: logistic function, its inverse, reciprocals, density levels.
+"""The integer tables of the model: logistic function, its inverse, reciprocals, buckets.
 
 They are made from exact integer arithmetic, so they are the same on every machine; the tables are
 part of the file format (docs/format.md, "Tables").
@@ -13,7 +13,6 @@ LIMIT: Final = 1020  # a context that has seen this many bits is halved: recent 
 # of n bytes cannot ask for more than some 5,700 · n of them: decoding time is bounded by file size.
 STRETCH_MAX: Final = 1775
 PRIOR_MAX: Final = 64
-LEVELS: Final = 8
 
 
 def _squash() -> np.ndarray:
@@ -30,15 +29,6 @@ def _squash() -> np.ndarray:
     return np.array([65536 - p for p in upper[:0:-1]] + upper).clip(1, 65535).astype(np.uint16)
 
 
-def _level(density: int) -> int:
-    """0 to 7 for a density in 1/1024, on a roughly logarithmic scale."""
-    level = 0
-    while density > 24 and level < LEVELS - 1:
-        density = density * 5 >> 3
-        level += 1
-    return level
-
-
 SQUASH: Final = _squash()
 # The inverse for probabilities p of 12 bits: the smallest x whose squash is at least 16·p + 8.
 STRETCH: Final = (np.searchsorted(SQUASH, 16 * np.arange(4096) + 8) - STRETCH_MAX).astype(np.int16)
@@ -46,5 +36,14 @@ STRETCH: Final = (np.searchsorted(SQUASH, 16 * np.arange(4096) + 8) - STRETCH_MA
 RECIPROCAL: Final = np.array(
     [min((1 << 32) // max(n, 1), (1 << 32) - 1) for n in range(LIMIT + PRIOR_MAX + 1)], np.uint32
 )
-LEVEL: Final = np.array([_level(density) for density in range(1025)], np.uint8)
 LENGTH: Final = np.array([n.bit_length() for n in range(65)], np.uint8)
+
+# How what the neighbours add up to is told apart: for signs by sign and bit length, for
+# magnitudes by bit length.
+STRENGTH: Final = np.array(
+    [7 + (n.bit_length() if n > 0 else -n.bit_length()) for n in range(-64, 65)], np.uint8
+)
+PULL_BUCKET: Final = np.array(
+    [min(5, 1 + (n >> 1).bit_length()) if n else 0 for n in range(32)], np.uint8
+)
+PAIR_BUCKET: Final = np.array([7, 6, 6, 6] + [min(5, n.bit_length()) for n in range(17)], np.uint8)

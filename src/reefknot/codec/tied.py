@@ -41,7 +41,7 @@ class Memory:
         default_factory=dict
     )  # by codebook: magnitudes seen so far
     activity: np.ndarray = field(
-        default_factory=lambda: np.zeros(0, np.int32)
+        default_factory=lambda: np.zeros(0, np.int64)
     )  # of the last layer's units
 
     def copy(self, codebook: int) -> "Memory":
@@ -99,16 +99,15 @@ def code_tensor(
             1024 + 4 * (rows + columns) + x.size // 2 + 12 * int(np.count_nonzero(x != pivot))
         )
         plan = _best_plan(coder, x, shape, pivot, size, codebook, memory, units)
-    _code_with(coder, x, shape, plan, pivot, size, codebook, memory, units)
+    counts = _code_with(coder, x, shape, plan, pivot, size, codebook, memory, units)
     coder.check()
     if len(shape) > 1:
-        counts = np.count_nonzero(x != pivot, axis=1) if rows <= MAX_UNITS else _NO_UNITS
-        memory.activity = counts.astype(np.int32)
+        memory.activity = counts if rows <= MAX_UNITS else _NO_UNITS
     x.flags.writeable = False
     return x.reshape(shape)
 
 
-_NO_UNITS = np.zeros(0, np.int32)
+_NO_UNITS = np.zeros(0, np.int64)
 
 
 def _plans(x: np.ndarray, shape: tuple[int, ...], pivot: int, num_units: int) -> Iterator[Plan]:
@@ -131,19 +130,18 @@ def _best_plan(
     if len(plans) == 1:
         return plans[0]
     mark, costs = coder.mark(), []
-    flags = {key: table.copy() for key, table in coder._flags.items()}
     for plan in plans:
         _code_with(coder, x, shape, plan, pivot, size, codebook, memory.copy(codebook), units)
         costs.append(coder.spent())
         coder.back(mark)
-        coder._flags = {key: table.copy() for key, table in flags.items()}
     return plans[costs.index(min(costs))]
 
 
 def _code_with(
     coder: Coder, x: np.ndarray, shape: tuple[int, ...], plan: Plan, pivot: int, size: int,
     codebook: int, memory: Memory, units: np.ndarray,
-) -> None:  # fmt: skip
+) -> np.ndarray:  # fmt: skip
+    """Code a tensor by this plan; gives how many elements of each row are not the pivot."""
     rows, columns = x.shape
     by_column = maps = False
     if min(rows, columns) > 1:
@@ -159,30 +157,14 @@ def _code_with(
     bits = max(pivot, size - 1 - pivot).bit_length()
     shared = memory.shared.setdefault(codebook, np.zeros(128, np.uint32))
     row_slots, column_slots = min(rows, k.LINE_MASK + 1), min(columns, k.LINE_MASK + 1)
+    rank = np.zeros((row_slots, 2), np.int64)
     k.code_tied(
-        coder.state, coder.buffer, x, pivot, size, by_column, maps, width, plane,
-        _about(columns, plane, units),
+        coder.state, coder.buffer, x, x.reshape(-1), pivot, size, by_column, maps, width, plane,
+        units, np.zeros((columns, 2), np.uint8),
         shared, np.zeros((2 << bits) if bits > 6 else 1, np.uint32), memory.weights,
-        np.zeros(k.LINES + row_slots + column_slots, np.uint32),
-        np.ones(rows + columns, np.uint8),
-        np.zeros(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
-        np.zeros(row_slots + column_slots, np.uint8),
-        np.zeros((row_slots, 2), np.int64),
-        coder.slots, coder.work,
+        np.zeros(k.LINES + (row_slots if by_column else column_slots), np.uint32),
+        np.empty(rows + columns, np.uint8),
+        np.empty(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
+        rank,
     )  # fmt: skip
-
-
-def _about(columns: int, plane: int, units: np.ndarray) -> np.ndarray:
-    """Two facts on each column: activity of its input (0 if unknown), its place in the plane."""
-    about = np.zeros((columns, 2), np.uint8)
-    if len(units):
-        buckets = (1 + np.searchsorted(_POWERS, units, side="right")).astype(np.uint8)
-        about[:, 0] = np.repeat(buckets, columns // len(units))
-    if plane:
-        place = np.full(plane, 63, np.uint8)
-        place[:64] = np.arange(min(plane, 64))
-        about[:, 1] = np.resize(place, columns)
-    return about
-
-
-_POWERS = np.array([1, 2, 4, 8, 16, 32, 64])
+    return rank[:, 1].copy()

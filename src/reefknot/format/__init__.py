@@ -16,6 +16,11 @@ __all__ = ["MAX_BYTES", "decode", "encode", "open_state", "save", "tensor_names"
 
 def save(state: TiedState, path: Path | str, *, effort: Effort = "auto") -> int:
     """Write a state to a `.reef` file, whole or not at all; gives the file's size in bytes."""
+    if not isinstance(state, TiedState):
+        raise ReefknotError(
+            f"save writes a TiedState, found a {type(state).__name__}; it comes from "
+            "tie.finish(), or from reefknot.cluster(model.state_dict())"
+        )
     data = encode(state, effort)
     write_atomically(path, data)
     return len(data)

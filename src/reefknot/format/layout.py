@@ -31,6 +31,14 @@ MAX_DIMENSIONS: Final = 64
 MAX_ELEMENTS: Final = 1 << 46
 MAX_CODEBOOK: Final = 65_536
 
+# What a file may claim beyond so much for each of its bytes; a reader's time is bounded by it.
+SOLID_BUDGET: Final = 1 << 21
+STREAM_BUDGET: Final = 256
+BUDGET_PER_BYTE: Final = 16
+PARTS, PARTS_PER_BYTE = 64, 2  # codebooks, tensors and aliases
+VALUES, VALUES_PER_BYTE = MAX_CODEBOOK, 8  # of all codebooks
+LETTERS, LETTERS_PER_BYTE = 1 << 20, 64  # bytes of all names
+
 # Numbers of element types in a file. Only ever add at the end.
 TAGS: Final = (
     "F32", "F16", "BF16", "F64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ",
@@ -85,17 +93,18 @@ def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int 
     num_books = coder.number(len(header.books), "books")
     num_entries = coder.number(len(header.entries), "entries")
     num_aliases = coder.number(len(header.aliases), "aliases")
-    if not coder.writing and num_books + num_entries + num_aliases > 64 * file_bytes:
+    claims = _Claims(coder.writing, file_bytes)
+    if not claims.fits(num_books + num_entries + num_aliases, PARTS, PARTS_PER_BYTE):
         raise FormatError(
             f"a file of {file_bytes:,} bytes cannot hold {num_entries:,} tensors, as it claims"
         )
     books = []
     for i in range(num_books):
         books.append(
-            _code_book(coder, header.books[i] if coder.writing else Book(DTYPES["F32"], ()))
+            _code_book(coder, header.books[i] if coder.writing else Book(DTYPES["F32"], ()), claims)
         )
         coder.check()
-    entries, seen = [], _Seen()
+    entries, seen, names = [], _Seen(), set[str]()
     blank = Entry("", (), -1, DTYPES["F32"])
     for i in range(num_entries):
         entry = _code_entry(
@@ -103,18 +112,57 @@ def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int 
         )
         entries.append(entry)
         seen.add(entry)
+        claims.add_name(entry.name, names)
         coder.check()
-    if len({entry.name for entry in entries}) < num_entries:
-        raise FormatError("two of its tensors have the same name")
     aliases = []
     for i in range(num_aliases):
         name, owner = header.aliases[i] if coder.writing else ("", 0)
         name = coder.text(name, MAX_NAME_BYTES)
+        if not coder.writing:
+            claims.add_name(name, names)
         aliases.append((name, coder.uniform(owner, num_entries)))
         if not num_entries:
             raise FormatError(f"{name!r} is an alias in a file without tensors")
-    coder.check()
+        coder.check()
     return Header(tuple(books), tuple(entries), tuple(aliases))
+
+
+def check_claims(header: Header, file_bytes: int) -> None:
+    """Refuse to write what no reader would accept: see docs/format.md, "Limits"."""
+    claims, names = _Claims(False, file_bytes), set[str]()
+    parts = len(header.books) + len(header.entries) + len(header.aliases)
+    for book in header.books:
+        claims.add_values(len(book.bits))
+    for name in (*(entry.name for entry in header.entries), *(name for name, _ in header.aliases)):
+        claims.add_name(name, names)
+    if not claims.fits(parts, PARTS, PARTS_PER_BYTE):
+        raise FormatError(f"a file of {file_bytes:,} bytes cannot hold {parts:,} tensors")
+
+
+@dataclass
+class _Claims:
+    """What a header has claimed so far, against the size of its file."""
+
+    writing: bool
+    file_bytes: int
+    values: int = 0
+    letters: int = 0
+
+    def fits(self, number: int, free: int, per_byte: int) -> bool:
+        return self.writing or number <= free + per_byte * self.file_bytes
+
+    def add_values(self, number: int) -> None:
+        self.values += number
+        if not self.fits(self.values, VALUES, VALUES_PER_BYTE):
+            raise FormatError(f"its codebooks claim {self.values:,} values, too many for its size")
+
+    def add_name(self, name: str, names: set[str]) -> None:
+        if name in names:
+            raise FormatError(f"two of its tensors have the same name, {name!r}")
+        names.add(name)
+        self.letters += len(name)
+        if not self.fits(self.letters, LETTERS, LETTERS_PER_BYTE):
+            raise FormatError(f"its names claim {self.letters:,} letters, too many for its size")
 
 
 @dataclass
@@ -240,7 +288,7 @@ def sort_key(bits: int, dtype: DType) -> int:
     return -magnitude - 1 if negative else magnitude
 
 
-def _code_book(coder: Coder, book: Book) -> Book:
+def _code_book(coder: Coder, book: Book, claims: _Claims | None = None) -> Book:
     number = coder.number(TAGS.index(book.dtype.tag), "type")
     if number >= len(TAGS):
         raise FormatError(f"element type {number} is unknown; a newer reefknot may read this file")
@@ -248,6 +296,8 @@ def _code_book(coder: Coder, book: Book) -> Book:
     count = coder.number(len(book.bits), "values")
     if count > MAX_CODEBOOK:
         raise FormatError(f"a codebook claims {count:,} values; {MAX_CODEBOOK:,} is the limit")
+    if claims:
+        claims.add_values(count)
     values = [ordered(bits, dtype) for bits in book.bits] if coder.writing else []
     below = [magnitude for negative, magnitude in reversed(values) if negative]
     above = [magnitude for negative, magnitude in values if not negative and magnitude]

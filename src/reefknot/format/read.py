@@ -79,6 +79,7 @@ def _open(file: BinaryIO) -> tuple[layout.Header, Coder | None]:
         body = file.read(size - layout.HEAD_BYTES - layout.CHECK_BYTES)
         _check(zlib.crc32(body, zlib.crc32(head)), file.read(layout.CHECK_BYTES), "its checksum")
         coder = Coder(body)
+        coder.allow(layout.SOLID_BUDGET + layout.BUDGET_PER_BYTE * len(body))
         return layout.code_header(coder, layout.Header(), indexed=False, file_bytes=size), coder
     return _open_indexed(file, head, size), None
 
@@ -218,6 +219,7 @@ def _read_stream(stream: bytes, header: layout.Header, number: int) -> TiedTenso
         if entry.method == layout.FAST:
             return _read_fast(memoryview(stream), entry, header)
         coder = Coder(stream)
+        coder.allow(layout.STREAM_BUDGET + layout.BUDGET_PER_BYTE * len(stream))
         tensor = _read_tight(coder, SolidContent(), entry, header)
         coder.close()
         return tensor

@@ -30,7 +30,9 @@ def encode(state: TiedState, effort: Effort = "auto") -> bytes:
     if effort not in ("auto", "tight", "fast"):
         raise ReefknotError(f"effort is 'auto', 'tight' or 'fast', not {effort!r}")
     if effort != "fast" and state.num_weights <= SOLID_ELEMENTS:
-        return _solid(state)
+        data = _solid(state)
+        if data is not None:
+            return data
     file = io.BytesIO()
     writer = IndexedWriter(file, effort)
     numbers = [writer.add_codebook(codebook) for codebook in state.codebooks]
@@ -53,7 +55,8 @@ def sorted_book(codebook: Codebook) -> tuple[layout.Book, np.ndarray]:
     return layout.Book(codebook.dtype, tuple(bits[i] for i in order)), place
 
 
-def _solid(state: TiedState) -> bytes:
+def _solid(state: TiedState) -> bytes | None:
+    """One stream for all; None for a state so regular that its few bytes would claim too much."""
     sorted_books = [sorted_book(codebook) for codebook in state.codebooks]
     entries = tuple(_entry(state, tensor) for tensor in state.tensors)
     owners = {entry.name: number for number, entry in enumerate(entries)}
@@ -61,11 +64,8 @@ def _solid(state: TiedState) -> bytes:
     names = sum(len(name) for name in (*owners, *state.aliases)) * 5
     values = sum(len(book) for book in state.codebooks) * 10
     coder = Coder(room=4096 + names + values + 64 * len(entries))
-    layout.code_header(
-        coder,
-        layout.Header(tuple(book for book, _ in sorted_books), entries, aliases),
-        indexed=False,
-    )
+    header = layout.Header(tuple(book for book, _ in sorted_books), entries, aliases)
+    layout.code_header(coder, header, indexed=False)
     content = SolidContent()
     for tensor in state.tensors:
         if isinstance(tensor, KeptTensor):
@@ -73,7 +73,11 @@ def _solid(state: TiedState) -> bytes:
         else:
             book, place = sorted_books[tensor.codebook]
             content.code_tied(coder, tensor.shape, place[tensor.indices], tensor.codebook, book)
-    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish()
+    stream = coder.finish()
+    if coder.costly > layout.SOLID_BUDGET + layout.BUDGET_PER_BYTE * len(stream):
+        return None
+    data = layout.MAGIC + bytes([layout.SOLID]) + stream
+    layout.check_claims(header, len(data) + layout.CHECK_BYTES)
     return data + zlib.crc32(data).to_bytes(layout.CHECK_BYTES, "little")
 
 
@@ -104,7 +108,7 @@ class IndexedWriter:
         if isinstance(tensor, KeptTensor):
             entry = layout.Entry(tensor.name, tensor.shape, -1, tensor.dtype, tensor.trainable)
             fast = self._is_fast(tensor.data.size, dense=True)
-            stream = _kept_stream(tensor, fast)
+            stream, fast = _kept_stream(tensor, fast)
         else:
             book, place = self._books[tensor.codebook]
             indices = place[tensor.indices]
@@ -113,7 +117,7 @@ class IndexedWriter:
             fast = self._is_fast(
                 indices.size, dense=FAST_DENSITY * (indices.size - most) >= indices.size
             )
-            stream = _tied_stream(indices, tensor.codebook, book, fast)
+            stream, fast = _tied_stream(indices, tensor.codebook, book, fast)
         size = checksum = 0
         for part in stream:
             self._file.write(part)
@@ -144,21 +148,35 @@ class IndexedWriter:
         tail += zlib.crc32(self._head + tail).to_bytes(layout.CHECK_BYTES, "little")
         self._file.write(tail)
         self.bytes_written += len(tail)
+        layout.check_claims(header, self.bytes_written)
 
 
-def _tied_stream(indices: np.ndarray, codebook: int, book: layout.Book, fast: bool) -> list[bytes]:
+def _tied_stream(
+    indices: np.ndarray, codebook: int, book: layout.Book, fast: bool
+) -> tuple[list[bytes], bool]:
+    """The stream of a tensor, and whether it is fast: what is most regular cannot be tight."""
     coder = Coder()
     if not fast:
         SolidContent().code_tied(coder, indices.shape, indices, codebook, book)
-        return [coder.finish()]
+        stream = coder.finish()
+        if _affordable(coder, stream):
+            return [stream], False
+        coder = Coder()
     return _fast_stream(coder, [write_symbols(coder, indices.reshape(-1), len(book.bits))])
 
 
-def _kept_stream(tensor: KeptTensor, fast: bool) -> list[bytes]:
+def _affordable(coder: Coder, stream: bytes) -> bool:
+    return coder.costly <= layout.STREAM_BUDGET + layout.BUDGET_PER_BYTE * len(stream)
+
+
+def _kept_stream(tensor: KeptTensor, fast: bool) -> tuple[list[bytes], bool]:
     coder, planes = Coder(), to_planes(tensor.data, tensor.dtype)
     if not fast:
         SolidContent().code_kept(coder, planes, tensor.dtype.tag)
-        return [coder.finish()]
+        stream = coder.finish()
+        if _affordable(coder, stream):
+            return [stream], False
+        coder = Coder()
     parts = []
     for plane in range(planes.shape[1]):
         column = np.ascontiguousarray(planes[:, plane])
@@ -170,6 +188,6 @@ def _kept_stream(tensor: KeptTensor, fast: bool) -> list[bytes]:
     return _fast_stream(coder, parts)
 
 
-def _fast_stream(coder: Coder, parts: list[bytes]) -> list[bytes]:
+def _fast_stream(coder: Coder, parts: list[bytes]) -> tuple[list[bytes], bool]:
     head = coder.finish()
-    return [len(head).to_bytes(layout.LENGTH_BYTES, "little"), head, *parts]
+    return [len(head).to_bytes(layout.LENGTH_BYTES, "little"), head, *parts], True

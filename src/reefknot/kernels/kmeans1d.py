@@ -74,7 +74,8 @@ def kmeans1d(
             line = _Line(bins.means, bins.counts.astype(np.float64), distance)
             starts = line.solve(num_clusters, centers, max_iterations)
             clusters = np.searchsorted(starts, np.arange(len(line)), side="right") - 1
-            return Clustering(line.centers(starts), bins.spread(clusters).reshape(numbers.shape))
+            assignment = bins.spread(clusters).reshape(numbers.shape)
+            return Clustering(line.final_centers(starts), assignment)
     line = _Line.of(numbers.ravel(), masses, distance)
     if len(line) <= num_clusters:
         starts = np.arange(len(line), dtype=np.int64)
@@ -84,12 +85,12 @@ def kmeans1d(
         starts = line.solve(num_clusters, centers, max_iterations)
     assignment = np.searchsorted(line.points[starts[1:]], numbers.ravel(), side="right")
     dtype = assignment_dtype(len(starts))
-    return Clustering(line.centers(starts), assignment.astype(dtype).reshape(numbers.shape))
+    return Clustering(line.final_centers(starts), assignment.astype(dtype).reshape(numbers.shape))
 
 
 def nearest(values: ArrayLike, centers: NDArray[np.float64]) -> NDArray[np.integer]:
     """The index of the nearest of the ascending `centers`; half way between two, the lower one."""
-    middles = (centers[1:] + centers[:-1]) / 2
+    middles = centers[1:] / 2 + centers[:-1] / 2
     return np.searchsorted(middles, values, side="left").astype(assignment_dtype(len(centers)))
 
 
@@ -121,10 +122,13 @@ class _Line:
     def __init__(self, points: NDArray, masses: NDArray, distance: Distance) -> None:
         self.points = points
         self.distance = distance
-        # Distances do not change under a shift, and running sums lose least around the mean.
-        self.origin = float(np.average(points, weights=masses))
-        shifted = points - self.origin
-        self.masses = masses
+        # Measured in a power of two, so that no square overflows or vanishes, and from the median,
+        # around which running sums lose least.
+        self.power = int(np.frexp(np.abs(points).max())[1])
+        unit = np.ldexp(points, -self.power)
+        self.masses = masses = masses / masses.max()
+        self.origin = float(unit[np.searchsorted(np.cumsum(masses), masses.sum() / 2)])
+        self.shifted = shifted = unit - self.origin
         self.mass = np.concatenate([[0.0], np.cumsum(masses)])
         self.moment = np.concatenate([[0.0], np.cumsum(masses * shifted)])
         self.square = np.concatenate([[0.0], np.cumsum(masses * shifted * shifted)])
@@ -153,7 +157,16 @@ class _Line:
             return self.points[np.searchsorted(self.mass[1:], half, side="left")]
         means = self.origin + (self.moment[ends] - self.moment[starts]) / mass
         # A mean lies among its points; rounding of the running sums must not push it outside.
-        return np.clip(means, self.points[starts], self.points[ends - 1])
+        return np.clip(np.ldexp(means, self.power), self.points[starts], self.points[ends - 1])
+
+    def final_centers(self, starts: NDArray) -> NDArray[np.float64]:
+        """The same, each interval summed by itself: a far outlier spoils no other's mean."""
+        if self.distance == "l1":
+            return self.centers(starts)
+        mass = np.add.reduceat(self.masses, starts)
+        means = self.origin + np.add.reduceat(self.masses * self.shifted, starts) / mass
+        last = np.append(starts[1:], len(self)) - 1
+        return np.clip(np.ldexp(means, self.power), self.points[starts], self.points[last])
 
     def solve(
         self, num_clusters: int, centers: ArrayLike | None, max_iterations: int
@@ -163,18 +176,23 @@ class _Line:
             first = self.coarse().centers_of_optimum(num_clusters)
         else:
             first = np.sort(np.asarray(centers, np.float64).ravel())
-            if not np.all(np.isfinite(first)):
-                raise ReefknotError("the centers to start from must be finite numbers")
+            if not np.all(np.isfinite(first)) or not 1 <= len(first) <= num_clusters:
+                raise ReefknotError(
+                    f"from 1 to {num_clusters} finite centers to start from were expected, "
+                    f"found {first.tolist()[:5]}"
+                )
         return self.lloyd(first, num_clusters, max_iterations)
 
     def lloyd(self, first: NDArray, num_clusters: int, max_iterations: int) -> NDArray[np.int64]:
         """Lloyd's iteration from the centers `first`, until no boundary moves."""
         # Fewer centers than asked for are like clusters that have run empty.
         starts, before = self._starts(first), None
-        for _ in range(max_iterations):
-            if before is not None and np.array_equal(starts, before):
-                if len(starts) >= num_clusters:
-                    break
+        for iteration in range(max_iterations):
+            settled = before is not None and np.array_equal(starts, before)
+            if settled and len(starts) >= num_clusters:
+                break
+            # Empty clusters do not wait until the others have settled, which may take too long.
+            if len(starts) < num_clusters and (settled or iteration % 8 == 0):
                 first = self._refill(starts, num_clusters)
                 if len(first) == len(starts):
                     break
@@ -185,7 +203,7 @@ class _Line:
 
     def _starts(self, centers: NDArray) -> NDArray[np.int64]:
         """The intervals of points nearest to each center, without the empty ones."""
-        middles = (centers[1:] + centers[:-1]) / 2
+        middles = centers[1:] / 2 + centers[:-1] / 2
         inner = np.searchsorted(self.points, middles, side="right")
         starts = np.unique(np.concatenate([[0], inner]))
         return starts[starts < len(self)].astype(np.int64)
@@ -204,7 +222,7 @@ class _Line:
         """The best intervals there are, by dynamic programming."""
         k = min(num_clusters, len(self))
         if self.distance == "l1":
-            return _best_starts_l1(self.points - self.origin, self.mass, self.moment, k)
+            return _best_starts_l1(self.shifted, self.mass, self.moment, k)
         return _best_starts_l2(self.mass, self.moment, self.square, k)
 
     def centers_of_optimum(self, num_clusters: int) -> NDArray[np.float64]:
@@ -216,7 +234,7 @@ class _Line:
             return self
         # A good quantiser has its values as dense as the cube root of the density of the points: so
         # merge what is equal in that measure, which gives the bulk and far outliers their due.
-        spacing = np.diff(self.points, append=self.points[-1])
+        spacing = np.diff(self.shifted, append=self.shifted[-1])
         measure = np.concatenate([[0.0], np.cumsum(np.cbrt(self.masses * spacing * spacing))])
         cuts = np.linspace(0, measure[-1], COARSE_POINTS, endpoint=False)
         by_measure = np.searchsorted(measure, cuts)

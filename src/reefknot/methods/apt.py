@@ -28,7 +28,7 @@ from reefknot.state import MAX_CODEBOOK, Codebook, TiedState
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying import ops
 from reefknot.tying.group import Group, Start
-from reefknot.tying.selection import NETWORK, TENSOR, Scope, select
+from reefknot.tying.selection import NETWORK, TENSOR, Scope, original_name, select
 
 NumClusters = int | Mapping[str, int]
 L1Step = Literal["subgradient", "proximal"]
@@ -80,6 +80,7 @@ class _ParameterTying(Method):
 
     def attach(self, *optimizers: Optimizer) -> "_ParameterTying":
         """Begin soft tying with these optimizers; see `Method.attach`."""
+        self._check_members()
         super().attach(*optimizers)
         self._start()
         moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -87,6 +88,22 @@ class _ParameterTying(Method):
         if idle:
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
         return self
+
+    def _check_members(self) -> None:
+        """The model must still have the parameters that are tied, and each group one type."""
+        present = {original_name(name): p for name, p in self.model.named_parameters()}
+        for group in self.groups:
+            for name, parameter in group.members.items():
+                if present.get(name) is not parameter:
+                    raise TyingError(
+                        f"the model has another parameter {name!r} than when it was given to "
+                        f"{type(self).__name__}; make the method after the last change of the model"
+                    )
+                if parameter.dtype != group.dtype:
+                    raise TyingError(
+                        f"{name!r} is now {parameter.dtype}, others of its group {group.dtype}; "
+                        "convert the model before it is given to the method"
+                    )
 
     def _start(self) -> None:
         for group in self.groups:
@@ -143,6 +160,7 @@ class _ParameterTying(Method):
         """Refit once more, project, make the zero cluster exactly zero, freeze the assignment."""
         if self.hard:
             raise TyingError("the weights are hard already; harden() is called once")
+        self._check_members()
         self._start()
         if self.refit_every:
             self._refit()
@@ -156,6 +174,7 @@ class _ParameterTying(Method):
     def finish(self) -> TiedState:
         """The tied state; the weights must still be exactly tied."""
         self._require_hard()
+        self._check_members()
         codebooks: list[Codebook] = []
         tied: dict[str, tuple[int, np.ndarray]] = {}
         for group in self.groups:

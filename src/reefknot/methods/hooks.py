@@ -47,6 +47,8 @@ class StepHooks:
             _check(optimizer)
         if not optimizers:
             raise TyingError("attach needs the optimizer (or optimizers) that train the model")
+        if len(set(map(id, optimizers))) < len(optimizers):
+            raise TyingError("attach was given the same optimizer twice")
         self._optimizers = optimizers
         self._before, self._after = before, after
         self._stepped: set[int] = set()  # optimizers that have stepped in this round

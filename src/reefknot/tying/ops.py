@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import DivergedError
+from reefknot.errors import DivergedError, TyingError
 from reefknot.kernels import loops
 
 _COMPILED = (torch.float32, torch.float64)
@@ -43,6 +43,12 @@ def like(values: Tensor, weights: Tensor) -> Tensor:
     """`values` with the device and the memory layout of `weights`; itself if it has them."""
     if values.device == weights.device and values.stride() == weights.stride():
         return values
+    if values.shape != weights.shape or not is_dense(weights):
+        raise TyingError(
+            f"a tied parameter of shape {tuple(values.shape)} now has shape "
+            f"{tuple(weights.shape)} and strides {tuple(weights.stride())}; a tied parameter keeps "
+            "its shape and fills its memory"
+        )
     return torch.empty_like(weights, dtype=values.dtype).copy_(values)
 
 

@@ -9,7 +9,15 @@ import pytest
 from reefknot.codec import kernels
 from reefknot.codec.coder import Coder, spent_eighths
 from reefknot.codec.static import normalised
-from reefknot.codec.tables import LEVEL, RECIPROCAL, SQUASH, STRETCH, STRETCH_MAX
+from reefknot.codec.tables import (
+    PAIR_BUCKET,
+    PULL_BUCKET,
+    RECIPROCAL,
+    SQUASH,
+    STRENGTH,
+    STRETCH,
+    STRETCH_MAX,
+)
 from reefknot.errors import FormatError
 
 LOOPS = {
@@ -53,7 +61,9 @@ def test_tables():
     assert np.allclose(SQUASH, 65536 / (1 + np.exp(-x / 256)), atol=1.01)
     assert np.all(np.diff(STRETCH) >= 0) and abs(int(STRETCH[2048])) <= 1
     assert STRETCH[0] == -STRETCH_MAX and STRETCH[-1] == STRETCH_MAX + 1
-    assert RECIPROCAL[2] == 1 << 31 and LEVEL[0] == 0 and LEVEL[1024] == 7
+    assert RECIPROCAL[2] == 1 << 31
+    assert STRENGTH[0] == 0 and STRENGTH[64] == 7 and STRENGTH[-1] == 14
+    assert PULL_BUCKET.max() == 5 and PAIR_BUCKET.tolist()[:6] == [7, 6, 6, 6, 0, 1]
 
 
 def test_bits_cost_what_their_probability_says():

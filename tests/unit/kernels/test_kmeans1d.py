@@ -159,3 +159,35 @@ def test_impossible_weights_are_refused(weights):
 
 def test_nearest_takes_the_lower_center_half_way():
     assert nearest([0.0, 1.0, 1.5, 2.0], np.array([0.0, 2.0])).tolist() == [0, 0, 1, 1]
+
+
+def test_a_far_outlier_spoils_no_other_center():
+    values = np.append(np.random.default_rng(0).normal(size=1000), 1e20)
+    centers, assignment = kmeans1d(values, 4)
+    for k, center in enumerate(centers):
+        assert center == pytest.approx(values[assignment == k].mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e150, 1e307])
+@pytest.mark.parametrize("exact", [False, True])
+def test_numbers_of_any_magnitude_are_clustered_alike(unit, exact):
+    values = np.array([1.0, 2.0, 7.0, 8.0, 15.0, 16.0])
+    centers, assignment = kmeans1d(values * unit, 3, exact=exact)
+    assert (centers / unit).tolist() == pytest.approx([1.5, 7.5, 15.5])
+    assert assignment.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_huge_weights_do_not_overflow():
+    found = kmeans1d([1.0, 2.0, 9.0], 2, weights=np.full(3, 1e308))
+    assert found.centers.tolist() == [1.5, 9.0]
+
+
+def test_more_centers_to_start_from_than_clusters_are_refused():
+    with pytest.raises(ReefknotError, match="from 1 to 2 finite centers"):
+        kmeans1d(np.arange(10.0), 2, centers=[1, 2, 3, 4])
+
+
+def test_every_cluster_is_used_where_lloyd_does_not_settle():
+    values = np.random.default_rng(0).standard_t(2, 20_000)
+    even = np.linspace(values.min(), values.max(), 64)
+    assert len(kmeans1d(values, 64, centers=even).centers) == 64

@@ -195,3 +195,43 @@ def test_hardening_twice_is_refused():
 def test_kmedians_trains_and_ties():
     state = trained(net(), distance="l1", num_clusters=4).finish()
     assert state.num_clusters <= 4
+
+
+def test_a_parameter_that_was_replaced_is_found_out():
+    model = net()
+    tie = SparseAPT(model, num_clusters=4)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    with pytest.raises(TyingError, match=r"another parameter '0\.weight'"):
+        tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model = net()
+    tie = trained(model)
+    model[2] = nn.Linear(8, 3)
+    with pytest.raises(TyingError, match=r"another parameter '2\.weight'"):
+        tie.finish()
+
+
+def test_memory_that_has_gaps_later_is_refused():
+    model = net()
+    tie = SparseAPT(model, num_clusters=4).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    wide = torch.zeros(8, 12)
+    wide[:, :6] = model[0].weight.data
+    model[0].weight.data = wide[:, :6]
+    with pytest.raises(TyingError, match="fills its memory"):
+        tie.harden()
+
+
+def test_a_model_that_is_partly_converted_is_refused():
+    model = net()
+    tie = SparseAPT(model, num_clusters=4)
+    model[2].bfloat16()
+    with pytest.raises(TyingError, match="bfloat16"):
+        tie.harden()
+
+
+def test_hardening_at_once_still_gives_every_cluster():
+    torch.manual_seed(0)
+    model = nn.Linear(300, 300)
+    model.weight.data = torch.distributions.StudentT(2.0).sample((300, 300)) * 0.02
+    tie = SparseAPT(model, num_clusters=64)
+    tie.harden()
+    assert len(tie.finish().codebooks[0]) == 64

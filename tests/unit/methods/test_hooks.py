@@ -355,3 +355,10 @@ def test_attaching_twice_or_to_something_else_is_refused():
         SparseAPT(net()).attach(model)
     with pytest.raises(TyingError, match="needs the optimizer"):
         SparseAPT(net()).attach()
+
+
+def test_the_same_optimizer_twice_is_refused():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TyingError, match="twice"):
+        SparseAPT(model).attach(optimizer, optimizer)

@@ -9,6 +9,7 @@ Without a number of clusters and a density nothing is changed: tensors that have
 values already are found and tied, the others are kept as they are.
 """
 
+import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from reefknot.dtypes import DTYPES, DType, is_zero
-from reefknot.errors import ReefknotError
+from reefknot.errors import ConfigError, ReefknotError
 from reefknot.kernels.kmeans1d import kmeans1d
 from reefknot.state import MAX_CODEBOOK, Codebook, KeptTensor, TiedState, TiedTensor
 
@@ -53,7 +54,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.num_clusters is not None and not 1 <= self.num_clusters <= MAX_CODEBOOK:
             raise ReefknotError(
-                f"num_clusters is from 1 to {MAX_CODEBOOK:,}, not {self.num_clusters}"
+                f"num_clusters (--clusters) is from 1 to {MAX_CODEBOOK:,}, not {self.num_clusters}"
             )
         if self.density is not None and not 0 <= self.density <= 1:
             raise ReefknotError(f"density is a fraction from 0 to 1, not {self.density}")
@@ -83,12 +84,22 @@ def cluster(
         scope: a codebook (and a threshold) for each tensor, or one for the network.
         keep: patterns of names (`*.bias`) that stay exact.
         min_size: tensors with fewer elements stay exact.
+
+    Zeros stay zero, and zero then is one of the `num_clusters` values, however rare it is: with
+    2 of them all that is not zero goes to the one value left, and with 1 everything is zero. What
+    is not zero stays so, but with a density it goes to zero where that is nearest.
     """
+    if not isinstance(state_dict, Mapping):
+        raise ReefknotError(
+            f"cluster takes tensors by name, found {type(state_dict).__name__}; "
+            "try reefknot.cluster(model.state_dict())"
+        )
+    check_patterns(keep, list(state_dict))
     found: dict[str, tuple[DType, np.ndarray]] = {}
     aliases: dict[str, str] = {}
     owners: dict[Any, str] = {}
     for name, value in state_dict.items():
-        identity, dtype, read = _array(value)
+        identity, dtype, read = reader_of(name, value)
         if identity in owners:
             aliases[name] = owners[identity]
             continue
@@ -100,25 +111,46 @@ def cluster(
     return TiedState(tuple(plan.codebooks), tuple(tensors), aliases)
 
 
-def _array(value: Any) -> tuple[Any, DType, Callable[[], np.ndarray]]:
-    """Identity of the storage, element type, and a way to read it."""
+def check_patterns(patterns: Iterable[str], names: list[str]) -> None:
+    """A pattern of `keep` that names nothing is a slip, and would be found out only later."""
+    mistakes = []
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"names are like {names[:3]}"
+            mistakes.append(f"the pattern {pattern!r} of keep (--keep) matches no tensor; {hint}")
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarray]]:
+    """What a tensor shares with those that are the same, its element type, and a way to read it."""
     if isinstance(value, np.ndarray):
         for dtype in DTYPES.values():
             if dtype.storage == value.dtype and not dtype.is_raw:
-                place = (
-                    value.__array_interface__["data"][0],
-                    value.shape,
-                    value.strides,
-                    dtype.tag,
-                )
+                start = value.__array_interface__["data"][0]
+                place = (start, value.shape, value.strides, dtype.tag)
                 return (place if value.size else id(value)), dtype, lambda: value
         raise ReefknotError(
-            f"arrays of {value.dtype} cannot be stored; known are {', '.join(DTYPES)}"
+            f"{name!r} is an array of {value.dtype}, which cannot be stored; "
+            f"known are {', '.join(DTYPES)}"
         )
+    import torch
+
     from reefknot.tensors import dtype_for, to_array
 
-    place = (value.data_ptr(), tuple(value.shape), tuple(value.stride()), str(value.dtype))
-    return (place if value.numel() else id(value)), dtype_for(value.dtype), lambda: to_array(value)
+    if not isinstance(value, torch.Tensor):
+        raise ReefknotError(f"{name!r} is a {type(value).__name__}, not a tensor; leave it out")
+    if value.layout != torch.strided or value.is_nested or value.is_meta:
+        kind = "meta" if value.is_meta else "nested" if value.is_nested else value.layout
+        raise ReefknotError(f"{name!r} is a {kind} tensor; only dense ones can be stored")
+    dtype, bits = dtype_for(value.dtype), (value.is_conj(), value.is_neg())
+    same = (value.data_ptr(), tuple(value.shape), value.stride(), dtype.tag, *bits)
+    return (
+        (same if value.numel() else id(value)),
+        dtype,
+        lambda: to_array(value.resolve_conj().resolve_neg()),
+    )
 
 
 class Plan:
@@ -223,8 +255,8 @@ class Plan:
         if self.settings.density is not None and everything:
             self._threshold = threshold(np.concatenate(everything), self.settings.density)
         for tag, parts in samples.items():
-            values = pruned(np.concatenate(parts), self._threshold)
-            book = fitted(values, self.settings.num_clusters, DTYPES[tag])
+            sample = np.concatenate(parts)
+            book = fitted(sample, self._threshold, self.settings.num_clusters, DTYPES[tag])
             if book is not None:
                 self.codebooks.append(book)
                 self._network[tag] = len(self.codebooks) - 1
@@ -239,7 +271,7 @@ class Plan:
         step = max(1, -(-values.size // MAX_SAMPLE))
         sample = sampled(values, dtype, step, self.settings.num_clusters)
         limit = -1.0 if self.settings.density is None else threshold(sample, self.settings.density)
-        book = fitted(pruned(sample, limit), self.settings.num_clusters, dtype)
+        book = fitted(sample, limit, self.settings.num_clusters, dtype)
         if book is None:
             return _only_pruned(name, dtype, values, limit)
         self.codebooks.append(book)
@@ -275,8 +307,10 @@ def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:
 
 
 def sampled(values: np.ndarray, dtype: DType, step: int, most: int | None) -> np.ndarray:
-    """Every `step`-th value as float64, and each distinct one if there are at most `most`."""
+    """Every `step`-th value as float64, a zero if there is one, each value if at most `most`."""
     sample = to_numbers(values.reshape(-1)[::step], dtype)
+    if step > 1 and is_zero(values, dtype).any():
+        sample = np.append(sample, 0.0)
     if step > 1 and most is not None:
         seen = distinct_bits(values, dtype, most)
         if seen is not None:  # so that none is missed, and all come back unchanged
@@ -298,8 +332,11 @@ def pruned(values: np.ndarray, limit: float) -> np.ndarray:
     return np.where(np.abs(values) <= limit, 0.0, values)
 
 
-def fitted(values: np.ndarray, num_clusters: int | None, dtype: DType) -> Codebook | None:
+def fitted(
+    values: np.ndarray, limit: float, num_clusters: int | None, dtype: DType
+) -> Codebook | None:
     """The values to tie others to: zero if there is one, and the centers of the rest."""
+    values = pruned(values, limit)
     if num_clusters is None:
         distinct = np.unique(values)
         if len(distinct) > min(FEW_VALUES, len(values) // 4):
@@ -311,9 +348,13 @@ def fitted(values: np.ndarray, num_clusters: int | None, dtype: DType) -> Codebo
             centers = distinct
         else:
             rest = values[values != 0]
-            room = num_clusters - int(len(rest) < len(values))
+            zero = len(rest) < len(values)
+            room = num_clusters - int(zero)
             centers = kmeans1d(rest, room).centers if room else np.zeros(0)
-            if len(rest) < len(values):
+            if zero and room and limit >= 0 and _some_go_to_zero(rest, centers):
+                centers = kmeans1d(values, num_clusters).centers
+                centers = np.delete(centers, np.abs(centers).argmin())  # zero stands for that one
+            if zero:
                 centers = np.append(centers, 0.0)
     stored = from_numbers(np.sort(centers), dtype)
     bits = np.unique(stored.view(f"<u{dtype.item_bytes}"))
@@ -322,12 +363,18 @@ def fitted(values: np.ndarray, num_clusters: int | None, dtype: DType) -> Codebo
     return Codebook(dtype, np.unique(bits).view(dtype.storage))
 
 
+def _some_go_to_zero(values: np.ndarray, centers: np.ndarray) -> bool:
+    middles = (centers[1:] + centers[:-1]) / 2
+    away = np.abs(centers[np.searchsorted(middles, values)] - values)
+    return bool((away >= np.abs(values)).any())
+
+
 def _tied(
     name: str, dtype: DType, values: np.ndarray, limit: float, book: Codebook, number: int
 ) -> tuple[Tensor, Change]:
     centers = to_numbers(book.values, dtype)
     order = np.argsort(centers)
-    if len(book) > 1:  # what is not zero stays so: only zeros, and what is pruned, go to zero
+    if len(book) > 1 and limit < 0:  # without a density, what is not zero stays so
         order = order[~book.zeros[order]]
     ascending = centers[order]
     middles = (ascending[1:] + ascending[:-1]) / 2
@@ -380,8 +427,9 @@ def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:
 def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
     """Elements as float64."""
     if dtype.tag == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return values.astype(np.float64)
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):  # signalling NaN is no reason to warn
+        return values.astype(np.float64)
 
 
 def from_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
