@@ -1,6 +1,7 @@
 """Our results beside the paper's, from records only.
 
     python -m experiments.tables            # the table as Markdown
+    python -m experiments.tables --write    # put it into docs/results.md
     python -m experiments.tables --check    # load every file, evaluate it again, compare
 
 Takes     experiments/records/*/ with record.json, config.toml and model.reef.
@@ -27,6 +28,7 @@ from reefknot.train import error_percent
 from reefknot.zoo import DATASETS, NETWORKS, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
 
 # Table 1 of the paper: error %, non-zero %, "max. compression rate".
 PAPER = {
@@ -78,9 +80,9 @@ def runs() -> Iterator[Run]:
 def table() -> str:
     """The comparison as Markdown."""
     lines = [
-        "| network | method | K | error %, paper | error % | dense parent % | non-zero %, paper "
+        "| network | method | scope | K | error %, paper | error % | dense parent % | non-zero %, paper "
         "| non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds |",
-        "|" + " --- |" * 13,
+        "|" + " --- |" * 14,
     ]
     groups: dict[str, list[Run]] = {}
     for run in runs():
@@ -92,7 +94,8 @@ def table() -> str:
         cells = [
             first["network"],
             first["method"],
-            first["num_clusters"],
+            _scope(first),
+            first["num_clusters"] or "",
             error,
             f"{_mean(group, 'test_error'):.2f}",
             "" if None in dense else f"{fmean(dense):.2f}",
@@ -106,6 +109,11 @@ def table() -> str:
         ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def _scope(record: dict[str, Any]) -> str:
+    scope = record["settings"].get("scope", "network")
+    return "" if not record["num_clusters"] else scope if isinstance(scope, str) else "groups"
 
 
 def _mean(group: list[Run], key: str) -> float:
@@ -139,7 +147,13 @@ def main() -> int:
     """Print the table, or check it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="evaluate every committed file again")
-    if not parser.parse_args().check:
+    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    options = parser.parse_args()
+    if options.write:
+        before, _, rest = DOCUMENT.read_text().partition("<!-- table -->\n")
+        _, _, after = rest.partition("<!-- /table -->")
+        DOCUMENT.write_text(f"{before}<!-- table -->\n{table()}\n<!-- /table -->{after}")
+    if not options.check:
         print(table())
         return 0
     differences = list(check())
