@@ -80,8 +80,8 @@ def runs() -> Iterator[Run]:
 def table() -> str:
     """The comparison as Markdown."""
     lines = [
-        "| network | method | scope | K | error %, paper | error % | dense parent % | non-zero %, paper "
-        "| non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds |",
+        "| network | method | scope | K | error %, paper | error % | dense parent % "
+        "| non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds |",
         "|" + " --- |" * 14,
     ]
     groups: dict[str, list[Run]] = {}
