@@ -81,7 +81,8 @@ def table() -> str:
     """The comparison as Markdown."""
     lines = [
         "| network | method | scope | K | error %, paper | error % | dense parent % "
-        "| non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds |",
+        "| non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes "
+        "| seeds |",
         "|" + " --- |" * 14,
     ]
     groups: dict[str, list[Run]] = {}
