@@ -11,6 +11,8 @@ import sys
 
 import atheris
 
+import reefknot.codec.kernels  # noqa: F401  compiled loops are not Python that could be instrumented
+
 with atheris.instrument_imports():
     from format.mutate import repaired
     from reefknot.errors import FormatError

@@ -31,7 +31,10 @@ def repaired(data: bytes) -> bytes:
         entries.append(layout.replace(entry, checksum=zlib.crc32(stream)))
         at += entry.stream_bytes
     coder = Coder()
-    layout.code_header(coder, layout.replace(header, entries=tuple(entries)), indexed=True)
+    try:
+        layout.code_header(coder, layout.replace(header, entries=tuple(entries)), indexed=True)
+    except (FormatError, ValueError, IndexError, OverflowError):
+        return data  # a header that can be read, but that no writer would write
     head = coder.finish()
     tail = head + len(head).to_bytes(4, "little")
     return data[:start] + tail + zlib.crc32(data[:4] + tail).to_bytes(4, "little")
