@@ -32,8 +32,7 @@ slow: setup
 .bench/ready: constraints.txt
 	$(PYTHON) -m venv .bench
 	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
-	    zstandard coremltools flash1dkmeans kmeans1d scikit-learn
+	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . zstandard
 	$(PYTHON) -m venv .bench/nncodec
 	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check 'numpy<2'
 	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nncodec
@@ -43,7 +42,6 @@ bench: .bench/ready
 	.bench/bin/python benchmarks/codec.py experiments/records/*sparse*/model.reef --vgg --fast \
 	    --nncodec .bench/nncodec/bin/python --pack .bench --json benchmarks/results/codec.json
 	.bench/bin/python benchmarks/document.py
-	.bench/bin/python benchmarks/tying.py --json benchmarks/results/tying.json
 
 size: setup
 	@find src -name '*.py' | xargs wc -l | sort -n

@@ -2,7 +2,8 @@
 
     python benchmarks/tying.py [--json FILE] [--quick]
 
-Takes     an environment with the peers (`make bench` makes one); a peer that is not there is left out.
+Takes     an environment with reefknot and the peers (coremltools, flash1dkmeans, kmeans1d, scikit-learn);
+          one that is not there is left out.
 Gives     tables as Markdown on standard output, and everything as JSON.
 
 Steps are ratios to the same step without tying: the variants take turns, and the median ratio of all turns
