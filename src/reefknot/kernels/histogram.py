@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.jit import compiled
+from reefknot.kernels.jit import compiled, inlined
 
 POWERS = 21
 _FRACTION_OF = {np.dtype(np.float32): 23, np.dtype(np.float64): 52}
@@ -65,6 +65,15 @@ class Histogram:
         return assignment
 
 
+@inlined
+def _key(bits: Any, mask: Any, shift: Any, lowest: Any, half: Any) -> Any:
+    """The bin of a number, from its bits; `mask` leaves out the sign. Always below 2·half."""
+    unsigned = bits & mask
+    magnitude = min(max((unsigned >> shift) - lowest, 0), half - 1)
+    positive = bits >= 0 or unsigned == 0  # -0.0 is 0.0
+    return half + magnitude if positive else half - 1 - magnitude
+
+
 @compiled(
     "void(int32[::1], float32[::1], int64, int64, int64[::1], float64[::1])",
     "void(int64[::1], float64[::1], int64, int64, int64[::1], float64[::1])",
@@ -76,10 +85,7 @@ def _count(
     half = counts.size // 2
     mask = np.int64(np.iinfo(bits.dtype).max)
     for n in range(bits.size):
-        unsigned = np.int64(bits[n]) & mask
-        magnitude = min(max((unsigned >> shift) - lowest, 0), half - 1)
-        positive = bits[n] >= 0 or unsigned == 0  # -0.0 is 0.0
-        key = half + magnitude if positive else half - 1 - magnitude
+        key = _key(np.int64(bits[n]), mask, shift, lowest, half)
         counts[key] += 1
         sums[key] += numbers[n]
 
@@ -95,8 +101,4 @@ def _look_up(bits: NDArray, shift: Any, lowest: Any, table: NDArray, out: NDArra
     half = table.size // 2
     mask = np.int64(np.iinfo(bits.dtype).max)
     for n in range(bits.size):
-        unsigned = np.int64(bits[n]) & mask
-        magnitude = min(max((unsigned >> shift) - lowest, 0), half - 1)
-        positive = bits[n] >= 0 or unsigned == 0  # -0.0 is 0.0
-        key = half + magnitude if positive else half - 1 - magnitude
-        out[n] = table[key]
+        out[n] = table[_key(np.int64(bits[n]), mask, shift, lowest, half)]

@@ -2,12 +2,12 @@
 
 Takes     numbers, how many clusters, and perhaps weights or centers to start from.
 Gives     ascending centers and the cluster of each number; no cluster is empty.
-
-Few numbers are sorted. Many are counted in narrow bins first (`histogram.py`), which
-is one pass instead of a sort; their distortion is the same to a few parts in a million.
 Paper     section 3.3: clusters of sorted numbers are intervals, so an iteration is a binary
           search for each boundary, and the optimum is a shortest path (dynamic programming).
 Unaware   of networks and of torch.
+
+Few numbers are sorted. Many are counted in narrow bins first (`histogram.py`), which is one pass
+instead of a sort and costs less than a thousandth of the distortion, as its tests hold.
 """
 
 from typing import Literal, NamedTuple
