@@ -122,11 +122,12 @@ class _Line:
     def __init__(self, points: NDArray, masses: NDArray, distance: Distance) -> None:
         self.points = points
         self.distance = distance
-        # Measured in a power of two, so that no square overflows or vanishes, and from the median,
-        # around which running sums lose least.
+        # Points and masses in powers of two: no square overflows or vanishes, and counts stay
+        # exact (a median is where half of them is reached); from the median, around which running
+        # sums lose least.
         self.power = int(np.frexp(np.abs(points).max())[1])
         unit = np.ldexp(points, -self.power)
-        self.masses = masses = masses / masses.max()
+        self.masses = masses = np.ldexp(masses, -int(np.frexp(masses.max())[1]))
         self.origin = float(unit[np.searchsorted(np.cumsum(masses), masses.sum() / 2)])
         self.shifted = shifted = unit - self.origin
         self.mass = np.concatenate([[0.0], np.cumsum(masses)])

@@ -191,3 +191,9 @@ def test_every_cluster_is_used_where_lloyd_does_not_settle():
     values = np.random.default_rng(0).standard_t(2, 20_000)
     even = np.linspace(values.min(), values.max(), 64)
     assert len(kmeans1d(values, 64, centers=even).centers) == 64
+
+
+def test_the_median_of_an_even_number_is_the_lower_one_beside_heavier_points():
+    # 3/8 stands three times; the two points before it share a cluster, and 0 is its lower median.
+    found = kmeans1d([0.0, 1 / 8, -0.25, 3 / 8, 3 / 8, 3 / 8], 3, distance="l1", centers=[0.0])
+    assert found.centers.tolist() == [-0.25, 0.0, 3 / 8]
