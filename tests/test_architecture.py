@@ -21,7 +21,12 @@ SOURCE = Path(reefknot.__file__).parent
 # Right of the waist: numpy and the standard library. `errors` is for everybody.
 RIGHT = {"state", "dtypes", "rates", "codec", "format", "report", "kernels", "files", "errors"}
 MAY_IMPORT_ZOO = {"run", "cli", "demo", "zoo"}
-CONTRACT = {"method", "hooks"}  # the files of methods/ that are no method
+CONTRACT = {
+    "method",
+    "hooks",
+    "tied",
+    "settings",
+}  # what methods are made of; not methods themselves
 WITHOUT_A_METHOD = {"train", "run", "config", "cli"}  # never ask which method they have
 
 

@@ -10,100 +10,69 @@ tying replaces each weight by its cluster's mean after each step. Averaging the 
 would not do: what an optimizer remembers per weight differs inside a cluster.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reefknot.dtypes import DTYPES
-from reefknot.errors import ConfigError, TyingError
 from reefknot.methods.hooks import Step, dense_grad
-from reefknot.methods.method import Method, Saved, Stats, log
-from reefknot.rates import predicted_bytes
-from reefknot.state import MAX_CODEBOOK, Codebook, TiedState
-from reefknot.tensors import dtype_for, to_array
+from reefknot.methods.method import Saved, Stats
+from reefknot.methods.settings import (
+    choice_mistakes,
+    clusters_mistakes,
+    count_mistakes,
+    number_mistakes,
+    selection_mistakes,
+)
+from reefknot.methods.tied import NumClusters, TyingMethod
 from reefknot.tying import ops
 from reefknot.tying.group import Group, Start
-from reefknot.tying.selection import NETWORK, TENSOR, Scope, original_name, select
+from reefknot.tying.selection import NETWORK, Scope
 
-NumClusters = int | Mapping[str, int]
 L1Step = Literal["subgradient", "proximal"]
 
+_CHOICES = {
+    "init": ("even", "kmeans"),
+    "l1_step": ("subgradient", "proximal"),
+    "distance": ("l2", "l1"),
+}
 
-class _ParameterTying(Method):
+
+class _ParameterTying(TyingMethod):
     """What plain and sparse APT share."""
 
     has_zero_cluster: ClassVar[bool]
 
     def __init__(self, model: nn.Module, **settings: Any) -> None:
-        found = self.mistakes(settings)
-        if found:
-            raise ConfigError(*found)
-        self.settings = settings
+        super().__init__(model, settings)
         self.tying_strength = float(settings["tying_strength"])
         self.l1_strength = float(settings.get("l1_strength", 0.0))
         self.l1_step = settings.get("l1_step", "subgradient")
         self.refit_every = int(settings["refit_every"])
         self.changed: float | None = None  # share of assignments that the last refit changed
-        self._predicted_bytes: int | None = None
-        super().__init__(model)
-        selection = select(
-            self.model,
-            include=_patterns(settings["include"]),
-            exclude=_patterns(settings["exclude"]),
-            scope=settings["scope"],
-        )
-        self.skipped = dict(selection.skipped)
-        clusters = _clusters_by_group(settings["num_clusters"], list(selection.groups))
-        self.groups = [
-            Group(name, members, clusters[name], settings["distance"])
-            for name, members in selection.groups.items()
-        ]
-        self._home = {
-            id(p): (group, name) for group in self.groups for name, p in group.members.items()
-        }
-        if self.skipped:
-            log.warning(
-                "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
-            )
 
     @classmethod
     def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
         """All that is wrong with these settings."""
-        return list(_mistakes(settings, 2 if cls.has_zero_cluster else 1))
+        return [
+            *clusters_mistakes(settings, least=2 if cls.has_zero_cluster else 1),
+            *number_mistakes(settings, "tying_strength", "l1_strength"),
+            *count_mistakes(
+                settings, "refit_every", meaning="a whole number of steps, or 0 for never"
+            ),
+            *choice_mistakes(settings, _CHOICES),
+            *selection_mistakes(settings),
+        ]
 
     # -- training ---------------------------------------------------------------------------
 
-    def attach(self, *optimizers: Optimizer) -> "_ParameterTying":
+    def attach(self, *optimizers: Optimizer) -> Self:
         """Begin soft tying with these optimizers; see `Method.attach`."""
-        self._check_members()
         super().attach(*optimizers)
         self._start()
-        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        idle = [name for key, (_, name) in self._home.items() if key not in moved]
-        if idle:
-            log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
         return self
-
-    def _check_members(self) -> None:
-        """The model must still have the parameters that are tied, and each group one type."""
-        present = {original_name(name): p for name, p in self.model.named_parameters()}
-        for group in self.groups:
-            for name, parameter in group.members.items():
-                if present.get(name) is not parameter:
-                    raise TyingError(
-                        f"the model has another parameter {name!r} than when it was given to "
-                        f"{type(self).__name__}; make the method after the last change of the model"
-                    )
-                if parameter.dtype != group.dtype:
-                    raise TyingError(
-                        f"{name!r} is now {parameter.dtype}, others of its group {group.dtype}; "
-                        "convert the model before it is given to the method"
-                    )
 
     def _start(self) -> None:
         for group in self.groups:
@@ -126,8 +95,6 @@ class _ParameterTying(Method):
         """Soft tying: move the centers, now and then refit. Hard tying: tie again."""
         super().after_step(step)
         if self.hard:
-            for group in self.groups:
-                group.retie()
             return
         if self.l1_step == "proximal" and self.l1_strength:
             for rate, _, _, parameter in self._held_by(step):
@@ -141,15 +108,6 @@ class _ParameterTying(Method):
             for group in self.groups:
                 group.refresh()
 
-    def _held_by(self, step: Step) -> list[tuple[float, Group, str, nn.Parameter]]:
-        """The tied parameters that the stepping optimizer moves, with their rates."""
-        return [
-            (float(param_group["lr"]), *self._home[id(parameter)], parameter)
-            for param_group in step.optimizer.param_groups
-            for parameter in param_group["params"]
-            if id(parameter) in self._home
-        ]
-
     def _refit(self) -> None:
         total = sum(group.num_weights for group in self.groups)
         changed = [group.refit() * group.num_weights for group in self.groups]
@@ -158,106 +116,40 @@ class _ParameterTying(Method):
 
     def harden(self) -> None:
         """Refit once more, project, make the zero cluster exactly zero, freeze the assignment."""
-        if self.hard:
-            raise TyingError("the weights are hard already; harden() is called once")
-        self._check_members()
+        self._require_soft()
         self._start()
         if self.refit_every:
             self._refit()
         for group in self.groups:
             group.harden(zero_cluster=self.has_zero_cluster)
-        self.hard = True
-        self._predicted_bytes = None
+        self._hardened()
 
-    # -- the result -------------------------------------------------------------------------
-
-    def finish(self) -> TiedState:
-        """The tied state; the weights must still be exactly tied."""
-        self._require_hard()
-        self._check_members()
-        codebooks: list[Codebook] = []
-        tied: dict[str, tuple[int, np.ndarray]] = {}
-        for group in self.groups:
-            for name in group.untied():
-                raise TyingError(
-                    f"{name!r} is no longer tied to its centers; were weights loaded or changed "
-                    "after the last optimizer step?"
-                )
-            codebook, renamed = _codebook(group)
-            for name, parameter in group.members.items():
-                index = to_array(group.assignment(name).contiguous().view(parameter.shape))
-                tied[name] = (len(codebooks), renamed[index])
-            codebooks.append(codebook)
-        self.detach()
-        return self._state(tied, tuple(codebooks))
+    # -- reading and saving -----------------------------------------------------------------
 
     def state_dict(self) -> Saved:
         """Phase, step, centers and assignments."""
-        saved = super().state_dict() | {"changed": -1.0 if self.changed is None else self.changed}
-        for group in self.groups:
-            if group.assignments:
-                saved.update({f"{group.name}/{key}": v for key, v in group.state_dict().items()})
-        return saved
+        return super().state_dict() | {"changed": -1.0 if self.changed is None else self.changed}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Go on exactly where `state_dict` was called; before or after `attach`."""
         super().load_state_dict(state)
         changed = float(state["changed"])
         self.changed = None if changed < 0 else changed
-        for group in self.groups:
-            prefix = f"{group.name}/"
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            if not own and len(state) > 3:
-                raise TyingError(
-                    f"the saved state has no group {group.name!r}; was the scope another?"
-                )
-            if own:
-                group.load_state_dict(own)
-        self._predicted_bytes = None
 
     def stats(self) -> Stats:
         """Density, k-means penalty, predicted bytes, and each group's clusters."""
         self._start()
-        penalty, spreads = 0.0, {}
+        penalty = 0.0
         for group in self.groups:
             absolute, square = group.deviations()
             penalty += float(absolute.sum() if group.distance == "l1" else square.sum() / 2)
-            spreads[group.name] = np.sqrt(square / np.maximum(group.counts, 1)).tolist()
-        if self._predicted_bytes is None:
-            self._predicted_bytes = self._predict()
-        return super().stats() | {
-            "density": self._density(),
-            "kmeans_penalty": penalty,
-            "predicted_bytes": self._predicted_bytes,
-            "changed": self.changed,
-            "centers": {group.name: group.centers.tolist() for group in self.groups},
-            "counts": {group.name: group.counts.tolist() for group in self.groups},
-            "spreads": spreads,
-        }
+        return super().stats() | {"kmeans_penalty": penalty, "changed": self.changed}
 
-    def _density(self) -> float:
-        """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
-        others = [p for p in self.model.parameters() if p.requires_grad and id(p) not in self._home]
-        total = sum(group.num_weights for group in self.groups) + sum(p.numel() for p in others)
-        nonzero = sum(int(torch.count_nonzero(p.detach())) for p in others)
-        for group in self.groups:
-            alive = group.centers != 0
-            if self.has_zero_cluster:
-                alive[group.smallest_center()] = False
-            nonzero += int(group.counts[alive].sum())
-        return nonzero / total
-
-    def _predict(self) -> int:
-        kept = sum(
-            tensor.nbytes
-            for tensor in {
-                id(t): t for t in self.model.state_dict(keep_vars=True).values()
-            }.values()
-            if id(tensor) not in self._home
-        )
-        counts = [counts for group in self.groups for _, counts in group.tensor_counts()]
-        codebooks = sum(len(group.centers) * group.dtype.itemsize for group in self.groups)
-        return predicted_bytes(counts, codebooks, kept)
+    def _alive(self, group: Group) -> np.ndarray:
+        alive = super()._alive(group)
+        if self.has_zero_cluster:
+            alive[group.smallest_center()] = False
+        return alive
 
 
 class APT(_ParameterTying):
@@ -358,78 +250,3 @@ class SparseAPT(_ParameterTying):
             init=init,
             distance=distance,
         )
-
-
-def _patterns(patterns: Sequence[str] | str) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
-def _clusters_by_group(num_clusters: NumClusters, names: list[str]) -> dict[str, int]:
-    if isinstance(num_clusters, int):
-        return dict.fromkeys(names, num_clusters)
-    unknown = [name for name in num_clusters if name not in names]
-    missing = [name for name in names if name not in num_clusters]
-    mistakes = [f"num_clusters names a group {name!r}; groups are {names}" for name in unknown]
-    mistakes += [f"num_clusters has no entry for the group {name!r}" for name in missing]
-    if mistakes:
-        raise ConfigError(*mistakes)
-    return dict(num_clusters)
-
-
-def _codebook(group: Group) -> tuple[Codebook, np.ndarray]:
-    """The values a group's weights have, equal ones merged, and the new index of each cluster."""
-    dtype = dtype_for(group.dtype)
-    values = to_array(torch.from_numpy(group.centers).to(group.dtype))
-    used = np.flatnonzero(group.counts)
-    ordered = used[np.argsort(group.centers[used], kind="stable")]
-    bits = values.view(f"u{DTYPES[dtype.tag].item_bytes}")
-    kept: list[int] = []
-    renamed = np.zeros(len(values), np.int64)
-    for k in ordered:
-        if not kept or bits[kept[-1]] != bits[k]:
-            kept.append(int(k))
-        renamed[k] = len(kept) - 1
-    return Codebook(dtype, values[kept]), renamed
-
-
-def _mistakes(settings: Mapping[str, Any], least: int) -> Any:
-    """One sentence for each setting that cannot be used."""
-    clusters = settings.get("num_clusters", least)
-    for k in clusters.values() if isinstance(clusters, Mapping) else [clusters]:
-        if not isinstance(k, int) or isinstance(k, bool) or not least <= k <= MAX_CODEBOOK:
-            yield (
-                f"num_clusters must be a whole number from {least} to {MAX_CODEBOOK:,}, found {k!r}"
-            )
-    for key in ("tying_strength", "l1_strength"):
-        value = settings.get(key, 0.0)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < math.inf
-        ):
-            yield f"{key} must be a number of at least 0, found {value!r}"
-    every = settings.get("refit_every", 0)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        yield f"refit_every must be a whole number of steps, or 0 for never, found {every!r}"
-    choices = {
-        "init": ("even", "kmeans"),
-        "l1_step": ("subgradient", "proximal"),
-        "distance": ("l2", "l1"),
-    }
-    for key, allowed in choices.items():
-        if settings.get(key, allowed[0]) not in allowed:
-            yield f"{key} must be one of {', '.join(allowed)}, found {settings[key]!r}"
-    scope = settings.get("scope", NETWORK)
-    if not isinstance(scope, Mapping) and scope not in (NETWORK, TENSOR):
-        yield (
-            f"scope must be {NETWORK!r}, {TENSOR!r} or a table from group names to name patterns, "
-            f"found {scope!r}"
-        )
-    groups = scope if isinstance(scope, Mapping) else {}
-    patterns = {f"scope.{group}": found for group, found in groups.items()}
-    patterns |= {key: settings.get(key, ()) for key in ("include", "exclude")}
-    for key, found in patterns.items():
-        if isinstance(found, str):
-            continue
-        if not isinstance(found, Sequence) or not all(isinstance(p, str) for p in found):
-            yield f"{key} must be a name pattern or a list of them, found {found!r}"

@@ -63,6 +63,28 @@ class Group:
         even = np.linspace(weights.min(), weights.max(), self.num_clusters)
         self._set(even, nearest(weights, even))
 
+    def start_sparse(self, how: Start) -> None:
+        """Zeros get a cluster of their own at exactly 0, k-means on the others the rest.
+
+        The others' centers start evenly over their range, or where k-means finds the optimum.
+        """
+        weights = self._gather()
+        alive = weights != 0
+        values, wanted = weights[alive], self.num_clusters - 1
+        assignment = np.zeros(len(weights), assignment_dtype(self.num_clusters))
+        centers, zero = np.zeros(1), 0
+        if len(values):
+            first = None if how == "kmeans" else np.linspace(values.min(), values.max(), wanted)
+            found = kmeans1d(values, wanted, centers=first, distance=self.distance)
+            zero = int(np.searchsorted(found.centers, 0.0))
+            centers = np.insert(found.centers, zero, 0.0)
+            assignment[:] = zero
+            places = found.assignment.astype(assignment.dtype)
+            assignment[alive] = places + (places >= zero)
+        self._set(centers, assignment)
+        self.zero_cluster = zero
+        self._project()
+
     def refit(self) -> float:
         """Full 1-D k-means from the present centers; gives the share of changed assignments."""
         weights = self._gather()
@@ -142,6 +164,11 @@ class Group:
             absolute += np.bincount(index, away, minlength=len(absolute))
             square += np.bincount(index, away * away, minlength=len(square))
         return absolute, square
+
+    def spreads(self) -> np.ndarray:
+        """The root mean square of (w - own center) in each cluster."""
+        _, square = self.deviations()
+        return np.sqrt(square / np.maximum(self.counts, 1))
 
     def untied(self) -> Iterator[str]:
         """Members with a weight that is not its center."""

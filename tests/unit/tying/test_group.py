@@ -167,3 +167,30 @@ def test_weights_that_cannot_be_clustered_are_named():
     group = group_of([1.0], [float("nan")])
     with pytest.raises(DivergedError, match="'p1'"):
         group.start("even")
+
+
+def test_a_sparse_start_leaves_zeros_alone_and_fits_the_others():
+    weights = nn.Parameter(torch.tensor([0.0, 1.0, 1.2, 0.0, -2.0, -2.2, 5.0]))
+    group = Group("g", [Named("w", weights)], num_clusters=4)
+    group.start_sparse("kmeans")
+    assert weights.tolist() == pytest.approx([0.0, 1.1, 1.1, 0.0, -2.1, -2.1, 5.0])
+    assert group.centers[group.zero_cluster] == 0.0
+    assert group.counts.tolist() == [2, 2, 2, 1]
+    with torch.no_grad():
+        weights += 1.0
+    group.retie()
+    assert weights.tolist() == pytest.approx([0.0, 2.1, 2.1, 0.0, -1.1, -1.1, 6.0])
+
+
+def test_a_sparse_start_of_256_values_and_zero_needs_wider_indices():
+    values = torch.cat([torch.zeros(3), torch.arange(1.0, 257.0)])
+    group = Group("g", [Named("w", nn.Parameter(values.clone()))], num_clusters=257)
+    group.start_sparse("kmeans")
+    assert torch.equal(group.members["w"].detach(), values)
+
+
+def test_a_sparse_start_of_nothing_but_zeros_is_zero():
+    group = Group("g", [Named("w", nn.Parameter(torch.zeros(5)))], num_clusters=4)
+    group.start_sparse("even")
+    group.retie()
+    assert group.members["w"].tolist() == [0.0] * 5

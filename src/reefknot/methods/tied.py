@@ -1,0 +1,237 @@
+"""What the methods share that end in groups of weights, each group with one codebook.
+
+Takes     a model and settings: which parameters, which of them share values, and how many values.
+Gives     the groups; in the hard phase weights that stay tied; and at the end their state.
+Paper     section 3.2.
+Unaware   of how a method brings its weights to their clusters.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from reefknot.dtypes import DTYPES
+from reefknot.errors import ConfigError, TyingError
+from reefknot.methods.hooks import Step
+from reefknot.methods.method import Method, Saved, Stats, log
+from reefknot.rates import predicted_bytes
+from reefknot.state import Codebook, TiedState
+from reefknot.tensors import dtype_for, to_array
+from reefknot.tying.group import Group
+from reefknot.tying.selection import NETWORK, original_name, select
+
+NumClusters = int | Mapping[str, int]
+
+
+class TyingMethod(Method):
+    """A method whose weights end in clusters: `groups` holds them.
+
+    A group may wait for its clusters until `harden`. From then on every optimizer step is
+    followed by each weight going to its cluster's mean, and zeros stay zero.
+    """
+
+    def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
+        found = self.mistakes(settings)
+        if found:
+            raise ConfigError(*found)
+        self.settings = dict(settings)
+        self._predicted_bytes: int | None = None
+        super().__init__(model)
+        selection = select(
+            self.model,
+            include=_patterns(settings.get("include", "*")),
+            exclude=_patterns(settings.get("exclude", ())),
+            scope=settings.get("scope", NETWORK),
+        )
+        self.skipped = dict(selection.skipped)
+        clusters = _clusters_by_group(settings["num_clusters"], list(selection.groups))
+        self.groups = [
+            Group(name, members, clusters[name], settings.get("distance", "l2"))
+            for name, members in selection.groups.items()
+        ]
+        self._home = {
+            id(p): (group, name) for group in self.groups for name, p in group.members.items()
+        }
+        if self.skipped:
+            log.warning(
+                "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
+            )
+
+    # -- training ---------------------------------------------------------------------------
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Follow these optimizers from now on; see `Method.attach`."""
+        self._check_members()
+        super().attach(*optimizers)
+        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        idle = [name for key, (_, name) in self._home.items() if key not in moved]
+        if idle:
+            log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
+        return self
+
+    def after_step(self, step: Step) -> None:
+        """Hard phase: tie again."""
+        super().after_step(step)
+        if self.hard:
+            for group in self.groups:
+                group.retie()
+
+    def _held_by(self, step: Step) -> Iterator[tuple[float, Group, str, nn.Parameter]]:
+        """The tied parameters that the stepping optimizer moves, with their rates."""
+        for param_group in step.optimizer.param_groups:
+            for parameter in param_group["params"]:
+                if id(parameter) in self._home:
+                    yield float(param_group["lr"]), *self._home[id(parameter)], parameter
+
+    def _check_members(self) -> None:
+        """The model must still have the parameters that are tied, and each group one type."""
+        present = {original_name(name): p for name, p in self.model.named_parameters()}
+        for group in self.groups:
+            for name, parameter in group.members.items():
+                if present.get(name) is not parameter:
+                    raise TyingError(
+                        f"the model has another parameter {name!r} than when it was given to "
+                        f"{type(self).__name__}; make the method after the last change of the model"
+                    )
+                if parameter.dtype != group.dtype:
+                    raise TyingError(
+                        f"{name!r} is now {parameter.dtype}, others of its group {group.dtype}; "
+                        "convert the model before it is given to the method"
+                    )
+
+    def _require_soft(self) -> None:
+        """What `harden` begins with."""
+        if self.hard:
+            raise TyingError("the weights are hard already; harden() is called once")
+        self._check_members()
+
+    def _hardened(self) -> None:
+        """What `harden` ends with, when all groups have clusters and all weights their values."""
+        self.hard = True
+        self._predicted_bytes = None
+
+    # -- the result -------------------------------------------------------------------------
+
+    def finish(self) -> TiedState:
+        """The tied state; the weights must still be exactly tied."""
+        self._require_hard()
+        self._check_members()
+        codebooks: list[Codebook] = []
+        tied: dict[str, tuple[int, np.ndarray]] = {}
+        for group in self.groups:
+            for name in group.untied():
+                raise TyingError(
+                    f"{name!r} is no longer tied to its centers; were weights loaded or changed "
+                    "after the last optimizer step?"
+                )
+            codebook, renamed = _codebook(group)
+            for name, parameter in group.members.items():
+                index = to_array(group.assignment(name).contiguous().view(parameter.shape))
+                tied[name] = (len(codebooks), renamed[index])
+            codebooks.append(codebook)
+        self.detach()
+        return self._state(tied, tuple(codebooks))
+
+    # -- reading and saving -----------------------------------------------------------------
+
+    def state_dict(self) -> Saved:
+        """Phase, step, centers and assignments."""
+        saved = super().state_dict()
+        for group in self.groups:
+            if group.assignments:
+                saved.update({f"{group.name}/{key}": v for key, v in group.state_dict().items()})
+        return saved
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on exactly where `state_dict` was called; before or after `attach`."""
+        super().load_state_dict(state)
+        saved = {key.rpartition("/")[0] for key in state if "/" in key}
+        for group in self.groups:
+            prefix = f"{group.name}/"
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            if not own and saved:
+                raise TyingError(
+                    f"the saved state has no group {group.name!r}; was the scope another?"
+                )
+            if own:
+                group.load_state_dict(own)
+        self._predicted_bytes = None
+
+    def stats(self) -> Stats:
+        """Density, predicted bytes, and each group's clusters as far as it has them."""
+        if self._predicted_bytes is None:
+            self._predicted_bytes = self._predict()
+        started = [group for group in self.groups if group.assignments]
+        return super().stats() | {
+            "density": self._density(),
+            "predicted_bytes": self._predicted_bytes,
+            "centers": {group.name: group.centers.tolist() for group in started},
+            "counts": {group.name: group.counts.tolist() for group in started},
+            "spreads": {group.name: group.spreads().tolist() for group in started},
+        }
+
+    def _density(self) -> float:
+        """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
+        others = [p for p in self.model.parameters() if p.requires_grad and id(p) not in self._home]
+        total = sum(group.num_weights for group in self.groups) + sum(p.numel() for p in others)
+        nonzero = sum(int(torch.count_nonzero(p.detach())) for p in others)
+        for group in self.groups:
+            if group.assignments:
+                nonzero += int(group.counts[self._alive(group)].sum())
+            else:
+                nonzero += sum(int(torch.count_nonzero(p)) for p in group.members.values())
+        return nonzero / total
+
+    def _alive(self, group: Group) -> np.ndarray:
+        """Which clusters of a group are not zero."""
+        return group.centers != 0
+
+    def _predict(self) -> int:
+        waiting = {id(p) for g in self.groups if not g.assignments for p in g.members.values()}
+        kept = sum(
+            tensor.nbytes
+            for tensor in {
+                id(t): t for t in self.model.state_dict(keep_vars=True).values()
+            }.values()
+            if id(tensor) not in self._home or id(tensor) in waiting
+        )
+        started = [group for group in self.groups if group.assignments]
+        counts = [counts for group in started for _, counts in group.tensor_counts()]
+        codebooks = sum(len(group.centers) * group.dtype.itemsize for group in started)
+        return predicted_bytes(counts, codebooks, kept)
+
+
+def _patterns(patterns: Sequence[str] | str) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _clusters_by_group(num_clusters: NumClusters, names: list[str]) -> dict[str, int]:
+    if isinstance(num_clusters, int):
+        return dict.fromkeys(names, num_clusters)
+    unknown = [name for name in num_clusters if name not in names]
+    missing = [name for name in names if name not in num_clusters]
+    mistakes = [f"num_clusters names a group {name!r}; groups are {names}" for name in unknown]
+    mistakes += [f"num_clusters has no entry for the group {name!r}" for name in missing]
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return dict(num_clusters)
+
+
+def _codebook(group: Group) -> tuple[Codebook, np.ndarray]:
+    """The values a group's weights have, equal ones merged, and the new index of each cluster."""
+    dtype = dtype_for(group.dtype)
+    values = to_array(torch.from_numpy(group.centers).to(group.dtype))
+    used = np.flatnonzero(group.counts)
+    ordered = used[np.argsort(group.centers[used], kind="stable")]
+    bits = values.view(f"u{DTYPES[dtype.tag].item_bytes}")
+    kept: list[int] = []
+    renamed = np.zeros(len(values), np.int64)
+    for k in ordered:
+        if not kept or bits[kept[-1]] != bits[k]:
+            kept.append(int(k))
+        renamed[k] = len(kept) - 1
+    return Codebook(dtype, values[kept]), renamed
