@@ -33,3 +33,8 @@ def inlined(function: F) -> Any:
     """A part of a loop that allocates nothing; it is compiled into each place that uses it."""
     options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
     return numba.njit(**options)(function)
+
+
+def inlined_with_arrays(function: F) -> Any:
+    """The same for a part that gives an array: numba must count who holds it."""
+    return numba.njit(nogil=True, forceinline=True)(function)

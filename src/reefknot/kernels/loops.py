@@ -1,132 +1,223 @@
 """The loops that run at every training step, over the parameters' own memory.
 
-Takes     flat numpy views of weights, gradients and assignments.
+Takes     a table of tensors: their sizes and where weights, gradients and assignments lie.
 Gives     changed weights and gradients, or exact sums.
 Paper     sections 3.1 and 3.2.
 Unaware   of torch; `tying.ops` holds the plain twin of each and chooses between them.
 
 Sums are int64 in fixed point: adding integers gives the same result in any order, so threads,
-shards and the torch twin agree bit for bit. What is summed is the distance from the current
-center, which keeps the precision where it is needed and makes an unmoved cluster exactly unmoved.
+shards and the torch twin agree bit for bit.
 
-Each loop works in blocks: first the centers of a block are looked up, one by one, then the
-arithmetic is done on rows that the compiler can turn into vector instructions. Branches on the
-sign of a weight are written as selections, because signs are random and a wrong guess costs more.
+One call works on all tensors of a group, in blocks that the threads share out among themselves.
+In each block first the centers are looked up, one by one, then the arithmetic is done on rows that
+the compiler can turn into vector instructions. Branches on the sign of a weight are written as
+selections, because signs are random and a wrong guess costs more.
 """
 
-from itertools import product
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from reefknot.kernels.jit import compiled
+from reefknot.kernels.jit import inlined, inlined_with_arrays
+from reefknot.kernels.shared import add_to, array_at, share, worker
 
-FLOATS = ("float32", "float64")
-INDICES = ("uint8", "int32")
-BLOCK = 1024
+BLOCK = 4096
+SUBBLOCK = 64  # what is skipped if all of it is in the zero cluster of hard tying
 ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
-Real = float | np.floating
+ROUNDING = 1.5 * 2.0**52  # adding it leaves a float64 the nearest integer in its last bits
+
+# What a task holds: see `run`. Its element 0 is the number of the next block.
+NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, TASK_SIZE = range(1, 9)
 
 
-def _signatures(template: str) -> list[str]:
-    """The template with `f` and `i` replaced by every supported weight and index type."""
-    pairs = product(FLOATS, INDICES) if "{i}" in template else ((f, "") for f in FLOATS)
-    return [template.format(f=f, i=i) for f, i in pairs]
+class Row(NamedTuple):
+    """A tensor: its size, and the addresses of what belongs to its elements; 0 for nothing."""
+
+    size: int
+    weights: int
+    grad: int = 0
+    assignment: int = 0
+    dead: int = 0  # a byte for each sub-block: whether all of it is in the zero cluster
 
 
-@compiled(*_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
-def pull(
-    weights: NDArray, grad: NDArray, assignment: NDArray, centers: NDArray, tying: Real, l1: Real
-) -> None:
-    """Add tying·(w − own center) + l1·sign(w) to the gradient."""
-    zero, minus_l1 = weights.dtype.type(0), -l1
-    own = np.empty(BLOCK, weights.dtype)
-    for begin in range(0, weights.size, BLOCK):
-        end = min(begin + BLOCK, weights.size)
-        w, g, a = weights[begin:end], grad[begin:end], assignment[begin:end]
-        for n in range(w.size):
-            own[n] = centers[a[n]]
-        for n in range(w.size):
-            up = l1 if w[n] > zero else zero
-            down = minus_l1 if w[n] < zero else zero
-            g[n] += (w[n] - own[n]) * tying + (up + down)
-
-
-@compiled(*_signatures("void({f}[::1], {f}[::1], {i}[::1], {f}[::1], {f}, {f})"))
-def pull_to_medians(
-    weights: NDArray, grad: NDArray, assignment: NDArray, centers: NDArray, tying: Real, l1: Real
-) -> None:
-    """Add tying·sign(w − own center) + l1·sign(w) to the gradient (k-medians)."""
-    zero, minus_l1, minus_tying = weights.dtype.type(0), -l1, -tying
-    own = np.empty(BLOCK, weights.dtype)
-    for begin in range(0, weights.size, BLOCK):
-        end = min(begin + BLOCK, weights.size)
-        w, g, a = weights[begin:end], grad[begin:end], assignment[begin:end]
-        for n in range(w.size):
-            own[n] = centers[a[n]]
-        for n in range(w.size):
-            outward = tying if w[n] > own[n] else zero
-            inward = minus_tying if w[n] < own[n] else zero
-            up = l1 if w[n] > zero else zero
-            down = minus_l1 if w[n] < zero else zero
-            g[n] += (outward + inward) + (up + down)
-
-
-@compiled(*_signatures("boolean({f}[::1], {i}[::1], float64[::1], float64, float64, int64[::1])"))
-def sum_deviations(
-    weights: NDArray,
-    assignment: NDArray,
+def run(
+    loop: Any,
+    rows: list[Row],
     centers: NDArray,
-    scale: float,
-    limit: float,
-    sums: NDArray,
+    numbers: tuple[float, float],
+    threads: int,
+    sums: NDArray[np.int64] | None = None,
 ) -> bool:
-    """Add round(scale·(w − own center)) to `sums` of each cluster.
+    """Run a loop over these tensors; False if some block was outside its limit."""
+    table = np.array(rows, np.int64)
+    pair = np.array(numbers, np.float64)
+    task = np.zeros(TASK_SIZE, np.int64)
+    task[NUM_TENSORS], task[TABLE] = len(rows), table.ctypes.data
+    task[NUM_CENTERS], task[CENTERS] = len(centers), centers.ctypes.data
+    task[NUMBERS] = pair.ctypes.data
+    if sums is not None:
+        task[NUM_CENTERS], task[SUMS] = len(sums), sums.ctypes.data
+    elements = int(table[:, 0].sum())
+    share(loop, task, elements, min(threads, 1 + elements // (4 * BLOCK)))
+    return task[OUTSIDE] == 0
 
-    False, and the sums are worth nothing, if such a term is not below `limit` in magnitude: the
-    scale is too large, or a weight is not finite.
+
+@inlined
+def _claim(task: Any, table: Any, place: Any) -> Any:
+    """Find the next block that nobody works on: `place` is its tensor, first block, begin, end."""
+    block = add_to(task, 0, 1)
+    while place[0] < task[NUM_TENSORS]:
+        size = table[place[0], 0]
+        begin = (block - place[1]) * BLOCK
+        if begin < size:
+            place[2], place[3] = begin, min(begin + BLOCK, size)
+            return True
+        place[0] += 1
+        place[1] += (size + BLOCK - 1) // BLOCK
+    return False
+
+
+@inlined_with_arrays
+def _slice(table: Any, place: Any, column: Any, dtype: Any) -> Any:
+    """The present block of one of the arrays of its tensor."""
+    tensor = place[0]
+    return array_at(table[tensor, column], table[tensor, 0], dtype)[place[2] : place[3]]
+
+
+@cache
+def pull(real: Any, index: Any, to_medians: bool) -> Any:
+    """Add tying·(w − own center) + l1·sign(w) to the gradient; for medians, of (w − own) the sign.
+
+    The two numbers are the strengths of tying and of L1.
     """
-    own = np.empty(BLOCK, np.float64)
-    fixed = np.empty(BLOCK, np.int64)
-    partial = np.zeros((ROWS, centers.size), np.int64)
-    for begin in range(0, weights.size, BLOCK):
-        end = min(begin + BLOCK, weights.size)
-        w, a = weights[begin:end], assignment[begin:end]
-        for n in range(w.size):
-            own[n] = centers[a[n]]
-        outside = 0
-        for n in range(w.size):
-            away = (np.float64(w[n]) - own[n]) * scale
-            outside |= 0 if abs(away) < limit else 1
-            fixed[n] = np.int64(np.rint(away))
-        if outside:
-            return False
-        for group in range(0, w.size - ROWS + 1, ROWS):
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        centers = array_at(task[CENTERS], task[NUM_CENTERS], real)
+        numbers = array_at(task[NUMBERS], 2, np.float64)
+        zero, tying, l1 = real(0), real(numbers[0]), real(numbers[1])
+        minus_tying, minus_l1 = -tying, -l1
+        own = np.empty(BLOCK, real)
+        place = np.zeros(4, np.int64)
+        while _claim(task, table, place):
+            w, g = _slice(table, place, 1, real), _slice(table, place, 2, real)
+            a = _slice(table, place, 3, index)
+            for n in range(w.size):
+                own[n] = centers[a[n]]
+            if to_medians:
+                for n in range(w.size):
+                    outward = tying if w[n] > own[n] else zero
+                    inward = minus_tying if w[n] < own[n] else zero
+                    up = l1 if w[n] > zero else zero
+                    down = minus_l1 if w[n] < zero else zero
+                    g[n] += (outward + inward) + (up + down)
+            else:
+                for n in range(w.size):
+                    up = l1 if w[n] > zero else zero
+                    down = minus_l1 if w[n] < zero else zero
+                    g[n] += (w[n] - own[n]) * tying + (up + down)
+
+    return work
+
+
+@cache
+def sum_clusters(real: Any, index: Any) -> Any:
+    """Add round(scale·w) to the sum of its cluster; blocks that are dead do not count.
+
+    The two numbers are the scale and a limit: if such a term is not below it in magnitude, the
+    block is outside and the sums are worth nothing (the scale is too large, or a weight is not
+    finite). The limit is at most 2**51.
+    """
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        numbers = array_at(task[NUMBERS], 2, np.float64)
+        sums = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
+        scale, limit = numbers[0], numbers[1]
+        terms = np.empty(BLOCK, np.float64)
+        bits = terms.view(np.int64)
+        rounded_zero = np.full(1, ROUNDING).view(np.int64)[0]
+        partial = np.zeros((ROWS, sums.size), np.int64)
+        place = np.zeros(4, np.int64)
+        while _claim(task, table, place):
+            w, a = _slice(table, place, 1, real), _slice(table, place, 3, index)
+            dead = array_at(table[place[0], 4], table[place[0], 0], np.uint8)
+            skips = table[place[0], 4] != 0
+            outside = 0
+            step = SUBBLOCK if skips else w.size
+            for begin in range(0, w.size, step):
+                if skips and dead[(place[2] + begin) // SUBBLOCK]:
+                    continue
+                end = min(begin + step, w.size)
+                for n in range(begin, end):
+                    term = np.float64(w[n]) * scale
+                    outside |= 0 if abs(term) < limit else 1
+                    terms[n] = term + ROUNDING
+                for group in range(begin, end - ROWS + 1, ROWS):
+                    for row in range(ROWS):
+                        partial[row, a[group + row]] += bits[group + row] - rounded_zero
+                for n in range(end - (end - begin) % ROWS, end):
+                    partial[0, a[n]] += bits[n] - rounded_zero
+            if outside:
+                add_to(task, OUTSIDE, 1)
+        for k in range(sums.size):
+            total = np.int64(0)
             for row in range(ROWS):
-                partial[row, a[group + row]] += fixed[group + row]
-        for n in range(w.size // ROWS * ROWS, w.size):
-            partial[0, a[n]] += fixed[n]
-    for row in range(ROWS):
-        for k in range(centers.size):
-            sums[k] += partial[row, k]
-    return True
+                total += partial[row, k]
+            add_to(sums, k, total)
+
+    return work
 
 
-@compiled(*_signatures("void({f}[::1], {i}[::1], {f}[::1])"))
-def project(weights: NDArray, assignment: NDArray, centers: NDArray) -> None:
-    """Set each weight to its own center."""
-    for n in range(weights.size):
-        weights[n] = centers[assignment[n]]
+@cache
+def project(real: Any, index: Any) -> Any:
+    """Set each weight to its own center; in dead blocks, to zero without looking."""
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        centers = array_at(task[CENTERS], task[NUM_CENTERS], real)
+        place = np.zeros(4, np.int64)
+        while _claim(task, table, place):
+            w, a = _slice(table, place, 1, real), _slice(table, place, 3, index)
+            dead = array_at(table[place[0], 4], table[place[0], 0], np.uint8)
+            skips = table[place[0], 4] != 0
+            step = SUBBLOCK if skips else w.size
+            for begin in range(0, w.size, step):
+                end = min(begin + step, w.size)
+                if skips and dead[(place[2] + begin) // SUBBLOCK]:
+                    for n in range(begin, end):
+                        w[n] = 0
+                else:
+                    for n in range(begin, end):
+                        w[n] = centers[a[n]]
+
+    return work
 
 
-@compiled(*_signatures("void({f}[::1], {f})"))
-def soft_threshold(weights: NDArray, threshold: Real) -> None:
-    """Move each weight towards zero by `threshold`, and to exactly zero if it would cross."""
-    for n in range(weights.size):
-        w = weights[n]
-        if w > threshold:
-            weights[n] = w - threshold
-        elif w < -threshold:
-            weights[n] = w + threshold
-        else:
-            weights[n] = 0
+@cache
+def soft_threshold(real: Any) -> Any:
+    """Move each weight towards zero by the first number, and to exactly zero if it would cross."""
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        threshold = real(array_at(task[NUMBERS], 2, np.float64)[0])
+        place = np.zeros(4, np.int64)
+        while _claim(task, table, place):
+            w = _slice(table, place, 1, real)
+            for n in range(w.size):
+                above = max(w[n] - threshold, real(0))
+                below = min(w[n] + threshold, real(0))
+                w[n] = above + below
+
+    return work

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reefknot.methods.hooks import Step, dense_grad
+from reefknot.methods.hooks import Step
 from reefknot.methods.method import Saved, Stats
 from reefknot.methods.settings import (
     choice_mistakes,
@@ -84,12 +84,8 @@ class _ParameterTying(TyingMethod):
         if self.hard:
             return
         l1 = self.l1_strength if self.l1_step == "subgradient" else 0.0
-        for _, group, name, parameter in self._held_by(step):
-            grad = dense_grad(name, parameter)
-            if grad is not None:
-                group.add_pull_(
-                    name, grad, self.tying_strength * step.grad_scale, l1 * step.grad_scale
-                )
+        for group, grads in self._grads(step):
+            group.add_pull_(grads, self.tying_strength * step.grad_scale, l1 * step.grad_scale)
 
     def after_step(self, step: Step) -> None:
         """Soft tying: move the centers, now and then refit. Hard tying: tie again."""

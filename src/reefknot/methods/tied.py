@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
-from reefknot.methods.hooks import Step
+from reefknot.methods.hooks import Step, dense_grad
 from reefknot.methods.method import Method, Saved, Stats, log
 from reefknot.rates import predicted_bytes
 from reefknot.state import Codebook, TiedState
@@ -86,6 +86,17 @@ class TyingMethod(Method):
             for parameter in param_group["params"]:
                 if id(parameter) in self._home:
                     yield float(param_group["lr"]), *self._home[id(parameter)], parameter
+
+    def _grads(self, step: Step) -> Iterator[tuple[Group, dict[str, Tensor]]]:
+        """For each group the gradients of those of its members that the optimizer will move."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for _, group, name, parameter in self._held_by(step):
+            grad = dense_grad(name, parameter)
+            if grad is not None:
+                found.setdefault(group.name, {})[name] = grad
+        for group in self.groups:
+            if group.name in found:
+                yield group, found[group.name]
 
     def _check_members(self) -> None:
         """The model must still have the parameters that are tied, and each group one type."""

@@ -36,7 +36,9 @@ class Group:
         self.members: dict[str, Tensor] = dict(members)
         self.num_clusters = num_clusters
         self.distance: Distance = distance
-        self.centers = np.zeros(0)
+        self._centers = np.zeros(0)
+        self._stale = False  # the weights have moved since the centers were their means
+        self._dead: dict[str, tuple[Tensor, np.ndarray]] = {}  # in hard tying; see `_dead_blocks`
         self.counts = np.zeros(0, np.int64)
         self.zero_cluster: int | None = None
         self.assignments: dict[str, Tensor] = {}
@@ -50,6 +52,21 @@ class Group:
     def dtype(self) -> torch.dtype:
         """The one type that all members have."""
         return next(iter(self.members.values())).dtype
+
+    @property
+    def centers(self) -> np.ndarray:
+        """The K shared values: means (or medians) of their clusters."""
+        if self._stale:
+            self._stale = False
+            if self.distance == "l1":
+                self._centers = self._medians()
+            else:
+                self._centers = ops.cluster_means(self._held(), self._centers, self.counts)
+        return self._centers
+
+    @centers.setter
+    def centers(self, centers: np.ndarray) -> None:
+        self._centers, self._stale = centers, False
 
     # -- clustering -------------------------------------------------------------------------
 
@@ -94,20 +111,21 @@ class Group:
         return float(np.mean(before != found.assignment))
 
     def refresh(self) -> None:
-        """Centers become the means (or medians) of their clusters; the assignment is kept."""
-        if self.distance == "l1":
-            self.centers = self._medians()
-        else:
-            self.centers = ops.cluster_means(self._pairs(), self.centers, self.counts)
+        """Centers become the means (or medians) of their clusters; the assignment is kept.
+
+        They are computed when they are next looked at, which is right before the weights are
+        pulled: then the weights are read twice in a row.
+        """
+        self._stale = True
 
     # -- soft tying -------------------------------------------------------------------------
 
-    def add_pull_(self, name: str, grad: Tensor, tying_strength: float, l1_strength: float) -> None:
-        """Add the penalties' gradient to the gradient of one member."""
+    def add_pull_(
+        self, grads: Mapping[str, Tensor], tying_strength: float, l1_strength: float
+    ) -> None:
+        """Add the penalties' gradient to the gradients of some members."""
         ops.add_pull_(
-            grad,
-            self.members[name].detach(),
-            self.assignment(name),
+            self._held(grads),
             self.centers,
             tying_strength=tying_strength,
             l1_strength=l1_strength,
@@ -125,7 +143,7 @@ class Group:
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""
-        self.centers = ops.cluster_means(self._pairs(), self.centers, self.counts)
+        self.centers = ops.cluster_means(self._held(), self.centers, self.counts)
         if self.zero_cluster is not None:
             self.centers[self.zero_cluster] = 0.0
         self._project()
@@ -134,8 +152,7 @@ class Group:
         # Held as the weights will hold them, so that a cluster that does not move stays as it is.
         rounded = torch.from_numpy(self.centers).to(self.dtype).double().numpy()
         self.centers = rounded + 0.0  # -0.0 becomes +0.0
-        for weights, assignment in self._pairs():
-            ops.project_(weights, assignment, self.centers)
+        ops.project_(self._held(), self.centers)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -158,7 +175,7 @@ class Group:
     def deviations(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of |w - own center| and of its square in each cluster."""
         absolute, square = np.zeros((2, len(self.centers)))
-        for weights, assignment in self._pairs():
+        for weights, assignment, _, _ in self._held():
             index = ops.flat(assignment).cpu().numpy()
             away = np.abs(ops.flat(weights).double().cpu().numpy() - self.centers[index])
             absolute += np.bincount(index, away, minlength=len(absolute))
@@ -239,8 +256,26 @@ class Group:
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
 
-    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        return [(p.detach(), self.assignment(n)) for n, p in self.members.items()]
+    def _held(self, grads: Mapping[str, Tensor] | None = None) -> list[ops.Held]:
+        """All members; or those that have a gradient, with it."""
+        if grads is not None:
+            return [
+                ops.Held(self.members[n].detach(), self.assignment(n), g) for n, g in grads.items()
+            ]
+        return [
+            ops.Held(p.detach(), self.assignment(n), None, self._dead_blocks(n))
+            for n, p in self.members.items()
+        ]
+
+    def _dead_blocks(self, name: str) -> np.ndarray | None:
+        """Hard tying: which parts of a member are all zero, and stay so."""
+        if self.zero_cluster is None:
+            return None
+        assignment, blocks = self._dead.get(name, (None, None))
+        if assignment is not self.assignments[name]:
+            blocks = ops.dead_blocks(self.assignments[name], self.zero_cluster)
+            self._dead[name] = self.assignments[name], blocks
+        return blocks
 
     def _medians(self) -> np.ndarray:
         """The lower median of each cluster, an empty one keeping its center."""

@@ -1,26 +1,46 @@
-"""What tying does to one tensor: compiled loops on the CPU, plain torch everywhere else.
+"""What tying does to the tensors of a group: compiled loops on the CPU, torch everywhere else.
 
-Takes     a weight tensor, its assignment of the same layout, and the K centers.
-Gives     a changed gradient, changed weights, or exact sums.
+Takes     weight tensors, their assignments of the same layout, and the K centers.
+Gives     changed gradients, changed weights, or exact sums.
 Unaware   of groups, phases and optimizers.
 
 The two ways are twins: the sums are equal bit for bit, the gradients up to the last bit.
 """
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import DivergedError, TyingError
 from reefknot.kernels import loops
+from reefknot.kernels.shared import borrow
+from reefknot.tying.threads import torch_team
 
-_COMPILED = (torch.float32, torch.float64)
+_REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+_INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
 _SUM_BITS = 62  # int64 sums stay below 2**62
+_TERM_BITS = 50  # and each term below 2**50, where float64 holds every integer
+_NO_CENTERS = np.zeros(0)
+
+borrow(torch_team())
+
+
+class Held(NamedTuple):
+    """Weights, and what lies element by element beside them; see `loops.Row` for `dead`."""
+
+    weights: Tensor
+    assignment: Tensor
+    grad: Tensor | None = None
+    dead: NDArray[np.uint8] | None = None
 
 
 def runs_compiled(tensor: Tensor) -> bool:
     """Whether the compiled loops can work on this tensor's memory."""
-    return tensor.device.type == "cpu" and tensor.dtype in _COMPILED
+    return tensor.dtype in _REAL and tensor.device.type == "cpu"
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -53,112 +73,142 @@ def like(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def add_pull_(
-    grad: Tensor,
-    weights: Tensor,
-    assignment: Tensor,
+    tensors: Sequence[Held],
     centers: np.ndarray,
     *,
     tying_strength: float,
     l1_strength: float,
     to_medians: bool,
 ) -> None:
-    """Add the gradient of the two penalties to `grad` (equation 3, with the assignment given)."""
-    if grad.stride() != weights.stride() or grad.dtype != weights.dtype:
-        pull = torch.zeros_like(weights)
-        add_pull_(
-            pull,
-            weights,
-            assignment,
-            centers,
-            tying_strength=tying_strength,
-            l1_strength=l1_strength,
-            to_medians=to_medians,
-        )
-        grad.add_(pull)
-        return
-    w, g, a = flat(weights), flat(grad), flat(assignment)
-    if runs_compiled(weights):
-        real = np.float32 if w.dtype == torch.float32 else np.float64
-        loop = loops.pull_to_medians if to_medians else loops.pull
-        loop(
-            w.numpy(),
-            g.numpy(),
-            a.numpy(),
-            centers.astype(real),
-            real(tying_strength),
-            real(l1_strength),
-        )
-        return
-    away = w - _on(centers, w)[a.long()]
+    """Add the gradient of the two penalties to each `grad` (equation 3, the assignment given)."""
+    compiled = []
+    for held in tensors:
+        weights, assignment, grad, _ = held
+        assert grad is not None
+        if grad.dtype != weights.dtype or grad.stride() != weights.stride():
+            grad.add_(_pull(weights, assignment, centers, tying_strength, l1_strength, to_medians))
+        elif runs_compiled(weights):
+            compiled.append(held)
+        else:
+            pull = _pull(weights, assignment, centers, tying_strength, l1_strength, to_medians)
+            grad.add_(pull)
+    if compiled:
+        real, index = _types(compiled)
+        loop = loops.pull(real, index, to_medians)
+        _run(loop, compiled, centers.astype(real), (tying_strength, l1_strength))
+
+
+def _pull(
+    w: Tensor, assignment: Tensor, centers: np.ndarray, tying: float, l1: float, to_medians: bool
+) -> Tensor:
+    """The gradient of the two penalties: the twin of `loops.pull`."""
+    away = w - _on(centers, w)[assignment.long()]
     if to_medians:
         away = away.sign()
-    g.add_(away * tying_strength + w.sign() * l1_strength)
+    return away * tying + w.sign() * l1
 
 
 def cluster_sums(
-    weights: Tensor, assignment: Tensor, centers: np.ndarray, exponent: int, limit: float
+    tensors: Sequence[Held], num_clusters: int, exponent: int, limit: float
 ) -> np.ndarray | None:
-    """Sums of (w − own center) per cluster, each rounded to 2**-exponent and times 2**exponent.
+    """Sums of the weights per cluster, each rounded to 2**-exponent and times 2**exponent.
 
     None if a term is not below `limit`: the exponent is too large, or a weight is not finite. The
-    sums do not depend on any order.
+    sums do not depend on any order. Dead blocks are not in them.
     """
-    sums = np.zeros(len(centers), np.int64)
-    w, a = flat(weights), flat(assignment)
+    sums = np.zeros(num_clusters, np.int64)
     scale = float(2.0**exponent)
-    if runs_compiled(weights):
-        fits = loops.sum_deviations(w.numpy(), a.numpy(), centers, scale, limit, sums)
-        return sums if fits else None
-    if w.device.type == "mps":  # it has no float64
-        w, a = w.cpu(), a.cpu()
-    index = a.long()
-    away = (w.double() - torch.from_numpy(centers).to(w.device)[index]) * scale
-    if not bool((away.abs() < limit).all()):
-        return None
-    exact = torch.zeros(len(centers), dtype=torch.int64, device=w.device)
-    return sums + exact.index_add_(0, index, away.round().long()).cpu().numpy()
+    compiled = [held for held in tensors if runs_compiled(held.weights)]
+    if compiled:
+        loop = loops.sum_clusters(*_types(compiled))
+        if not _run(loop, compiled, _NO_CENTERS, (scale, limit), sums):
+            return None
+    for weights, assignment, _, _ in tensors:
+        if runs_compiled(weights):
+            continue
+        w, a = flat(weights), flat(assignment)
+        if w.device.type == "mps":  # it has no float64
+            w, a = w.cpu(), a.cpu()
+        terms = w.double() * scale
+        if not bool((terms.abs() < limit).all()):
+            return None
+        exact = torch.zeros(num_clusters, dtype=torch.int64, device=w.device)
+        sums += exact.index_add_(0, a.long(), terms.round().long()).cpu().numpy()
+    return sums
 
 
-def cluster_means(
-    tensors: list[tuple[Tensor, Tensor]], centers: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
-    """The mean weight of each cluster; an empty one keeps its center.
+def cluster_means(tensors: Sequence[Held], centers: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The mean weight of each cluster; an empty one, and one that did not move, keep their center.
 
-    `tensors` are (weights, assignment) pairs; their order does not matter, nor that of threads.
+    The order of the tensors does not matter, nor that of threads.
     """
-    total_bits = int(counts.sum()).bit_length()
-    limit = 2.0 ** (_SUM_BITS - total_bits)
-    # Room for distances of sixteen times the largest center; a second pass if that is not enough.
-    reach = int(np.frexp(np.abs(centers).max(initial=2.0**-40))[1]) + 4
+    bits = min(_SUM_BITS - int(counts.sum()).bit_length(), _TERM_BITS)
+    # Room for weights of four times the largest center; a second pass if that is not enough.
+    reach = int(np.frexp(np.abs(centers).max(initial=2.0**-40))[1]) + 2
     for last_try in (False, True):
-        exponent = _SUM_BITS - total_bits - reach
-        parts = [cluster_sums(w, a, centers, exponent, limit) for w, a in tensors]
-        found = [part for part in parts if part is not None]
-        if len(found) == len(parts):
-            return centers + np.ldexp(sum(found) / np.maximum(counts, 1), -exponent)
-        largest = max(float(w.abs().max()) for w, _ in tensors if w.numel())
+        exponent = bits - reach
+        sums = cluster_sums(tensors, len(centers), exponent, 2.0**bits)
+        if sums is not None:
+            means = np.ldexp(sums / np.maximum(counts, 1), -exponent)
+            still = (np.abs(means - centers) <= np.ldexp(0.5, -exponent)) | (counts == 0)
+            return np.where(still, centers, means)
+        largest = max(float(held.weights.abs().max()) for held in tensors if held.weights.numel())
         if last_try or not np.isfinite(largest):
             break
-        reach = int(np.frexp(largest + np.abs(centers).max())[1]) + 1
+        reach = int(np.frexp(largest)[1])
     raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
 
 
-def project_(weights: Tensor, assignment: Tensor, centers: np.ndarray) -> None:
+def project_(tensors: Sequence[Held], centers: np.ndarray) -> None:
     """Set each weight to its own center."""
-    w, a = flat(weights), flat(assignment)
-    if runs_compiled(weights):
-        loops.project(w.numpy(), a.numpy(), centers.astype(w.numpy().dtype))
-    else:
-        w.copy_(_on(centers, w)[a.long()])
+    compiled = [held for held in tensors if runs_compiled(held.weights)]
+    if compiled:
+        real, index = _types(compiled)
+        _run(loops.project(real, index), compiled, centers.astype(real), (0.0, 0.0))
+    for weights, assignment, _, _ in tensors:
+        if not runs_compiled(weights):
+            flat(weights).copy_(_on(centers, weights)[flat(assignment).long()])
 
 
 def soft_threshold_(weights: Tensor, threshold: float) -> None:
     """The proximal step of threshold·|w|: towards zero, and exactly zero within the threshold."""
-    w = flat(weights)
     if runs_compiled(weights):
-        loops.soft_threshold(w.numpy(), w.numpy().dtype.type(threshold))
+        held = Held(weights, weights)
+        _run(loops.soft_threshold(_REAL[weights.dtype]), [held], _NO_CENTERS, (threshold, 0.0))
     else:
-        w.copy_(torch.nn.functional.softshrink(w, threshold))
+        flat(weights).copy_(torch.nn.functional.softshrink(flat(weights), threshold))
+
+
+def dead_blocks(assignment: Tensor, zero_cluster: int) -> NDArray[np.uint8]:
+    """For each sub-block of the loops, in the order of memory, whether it is all zero cluster."""
+    alive = flat(assignment).cpu().numpy() != zero_cluster
+    starts = np.arange(0, len(alive), loops.SUBBLOCK)
+    return (~np.logical_or.reduceat(alive, starts)).astype(np.uint8)
+
+
+def _types(tensors: Sequence[Held]) -> tuple[Any, Any]:
+    """The numpy types of weights and assignments, which the tensors of a group share."""
+    return _REAL[tensors[0].weights.dtype], _INDEX[tensors[0].assignment.dtype]
+
+
+def _run(
+    loop: Any,
+    tensors: Sequence[Held],
+    centers: np.ndarray,
+    numbers: tuple[float, float],
+    sums: np.ndarray | None = None,
+) -> bool:
+    rows = [
+        loops.Row(
+            w.numel(),
+            w.data_ptr(),
+            0 if grad is None else grad.data_ptr(),
+            a.data_ptr(),
+            0 if dead is None else dead.ctypes.data,
+        )
+        for w, a, grad, dead in tensors
+    ]
+    return loops.run(loop, rows, centers, numbers, torch.get_num_threads(), sums)
 
 
 def _on(centers: np.ndarray, weights: Tensor) -> Tensor:

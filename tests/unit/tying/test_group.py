@@ -41,7 +41,7 @@ def test_the_pull_is_towards_the_own_center_and_towards_zero():
     group = group_of([0.0, 1.0, 3.0, -1.0], k=2)
     group.start("even")  # centers -1 and 3; 1 lies half way
     grad = torch.tensor([10.0, 10.0, 10.0, 10.0], dtype=torch.float64)
-    group.add_pull_("p0", grad, 0.5, 0.25)
+    group.add_pull_({"p0": grad}, 0.5, 0.25)
     # 0: 0.5*(0+1) = 0.5, sign 0; 1: 0.5*(1+1) + 0.25; 3: 0 + 0.25; -1: 0 - 0.25
     assert grad.tolist() == [10.5, 11.25, 10.25, 9.75]
 
@@ -127,7 +127,7 @@ def test_the_pull_to_a_median_has_constant_size():
     group = group_of([0.0, 1.0, 5.0], k=1, distance="l1")
     group.start("kmeans")  # the median is 1
     grad = torch.zeros(3, dtype=torch.float64)
-    group.add_pull_("p0", grad, 0.5, 0.0)
+    group.add_pull_({"p0": grad}, 0.5, 0.0)
     assert grad.tolist() == [-0.5, 0.0, 0.5]
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from reefknot import DivergedError
 from reefknot.tying import ops
+from reefknot.tying.ops import Held
 
 CENTERS = np.array([-0.5, -0.1, 0.0, 0.2, 0.7])
 
@@ -37,9 +38,9 @@ def test_twins_add_the_same_pull(tensors, plain, to_medians, layout):
     weights, grad, assignment = (t.to(memory_format=layout) for t in tensors)
     strengths = {"tying_strength": 0.3, "l1_strength": 0.01, "to_medians": to_medians}
     compiled, twin = grad.clone(), grad.clone()
-    ops.add_pull_(compiled, weights, assignment, CENTERS, **strengths)
+    ops.add_pull_([Held(weights, assignment, compiled)], CENTERS, **strengths)
     plain()
-    ops.add_pull_(twin, weights, assignment, CENTERS, **strengths)
+    ops.add_pull_([Held(weights, assignment, twin)], CENTERS, **strengths)
     torch.testing.assert_close(compiled, twin, rtol=1e-6, atol=1e-7)
     own = torch.from_numpy(CENTERS)[assignment.long()]
     away = weights.double() - own
@@ -51,16 +52,16 @@ def test_a_gradient_of_another_layout_gets_the_same_pull(tensors):
     weights, grad, assignment = tensors
     strengths = {"tying_strength": 0.3, "l1_strength": 0.01, "to_medians": False}
     straight, turned = grad.clone(), grad.clone(memory_format=torch.channels_last)
-    ops.add_pull_(straight, weights, assignment, CENTERS, **strengths)
-    ops.add_pull_(turned, weights, assignment, CENTERS, **strengths)
+    ops.add_pull_([Held(weights, assignment, straight)], CENTERS, **strengths)
+    ops.add_pull_([Held(weights, assignment, turned)], CENTERS, **strengths)
     torch.testing.assert_close(straight, turned, rtol=1e-6, atol=1e-7)
 
 
 def test_twins_sum_to_the_same_bits(tensors, plain):
     weights, _, assignment = tensors
-    compiled = ops.cluster_sums(weights, assignment, CENTERS, 40, 2.0**50)
+    compiled = ops.cluster_sums([Held(weights, assignment)], 5, 40, 2.0**50)
     plain()
-    twin = ops.cluster_sums(weights, assignment, CENTERS, 40, 2.0**50)
+    twin = ops.cluster_sums([Held(weights, assignment)], 5, 40, 2.0**50)
     assert np.array_equal(compiled, twin)
 
 
@@ -69,8 +70,8 @@ def test_sums_that_would_not_fit_are_refused(compiled, plain):
     if not compiled:
         plain()
     weights, assignment = torch.tensor([1.0, 1.0]), torch.zeros(2, dtype=torch.uint8)
-    assert ops.cluster_sums(weights, assignment, np.zeros(1), 3, 9.0).tolist() == [16]
-    assert ops.cluster_sums(weights, assignment, np.zeros(1), 3, 8.0) is None
+    assert ops.cluster_sums([Held(weights, assignment)], 1, 3, 9.0).tolist() == [16]
+    assert ops.cluster_sums([Held(weights, assignment)], 1, 3, 8.0) is None
 
 
 @given(order=st.permutations(range(60)), cut=st.integers(0, 60))
@@ -78,9 +79,9 @@ def test_means_do_not_depend_on_the_order_or_on_how_the_weights_are_divided(orde
     weights = torch.randn(60, generator=torch.Generator().manual_seed(0)) * 3
     assignment = (torch.arange(60) % 5).to(torch.uint8)
     counts = np.full(5, 12)
-    whole = ops.cluster_means([(weights, assignment)], CENTERS, counts)
+    whole = ops.cluster_means([Held(weights, assignment)], CENTERS, counts)
     w, a = weights[list(order)], assignment[list(order)]
-    parts = [(w[:cut].clone(), a[:cut].clone()), (w[cut:].clone(), a[cut:].clone())]
+    parts = [Held(w[:cut].clone(), a[:cut].clone()), Held(w[cut:].clone(), a[cut:].clone())]
     assert np.array_equal(ops.cluster_means(parts, CENTERS, counts), whole)
 
 
@@ -88,7 +89,7 @@ def test_means_are_the_means():
     weights = torch.tensor([1.0, 2.0, 4.0, -1.0])
     assignment = torch.tensor([1, 1, 1, 0], dtype=torch.uint8)
     means = ops.cluster_means(
-        [(weights, assignment)], np.array([0.0, 0.5, 9.0]), np.array([1, 3, 0])
+        [Held(weights, assignment)], np.array([0.0, 0.5, 9.0]), np.array([1, 3, 0])
     )
     assert means[0] == -1.0
     assert means[1] == pytest.approx(7 / 3, abs=1e-12)
@@ -99,7 +100,7 @@ def test_means_are_the_means():
 def test_means_of_any_magnitude_are_found_from_poor_centers(size):
     weights = torch.tensor([size, 3 * size], dtype=torch.float64)
     assignment = torch.zeros(2, dtype=torch.uint8)
-    means = ops.cluster_means([(weights, assignment)], np.array([1e-3 * size]), np.array([2]))
+    means = ops.cluster_means([Held(weights, assignment)], np.array([1e-3 * size]), np.array([2]))
     assert means[0] == pytest.approx(2 * size, rel=1e-9)
 
 
@@ -107,7 +108,7 @@ def test_a_cluster_that_did_not_move_keeps_its_value_exactly():
     value = torch.tensor(0.1234567, dtype=torch.float32)
     weights, assignment = value.repeat(1001), torch.zeros(1001, dtype=torch.uint8)
     center = np.array([float(value)])
-    assert ops.cluster_means([(weights, assignment)], center, np.array([1001])) == center
+    assert ops.cluster_means([Held(weights, assignment)], center, np.array([1001])) == center
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -117,15 +118,17 @@ def test_weights_that_are_not_finite_are_found(bad, compiled, plain):
         plain()
     weights = torch.tensor([1.0, bad])
     with pytest.raises(DivergedError, match="not finite"):
-        ops.cluster_means([(weights, torch.zeros(2, dtype=torch.uint8))], CENTERS, np.full(5, 1))
+        ops.cluster_means(
+            [Held(weights, torch.zeros(2, dtype=torch.uint8))], CENTERS, np.full(5, 1)
+        )
 
 
 def test_twins_project_to_the_same_bits(tensors, plain):
     weights, _, assignment = (t.to(memory_format=torch.channels_last) for t in tensors)
     compiled, twin = weights.clone(), weights.clone()
-    ops.project_(compiled, assignment, CENTERS)
+    ops.project_([Held(compiled, assignment)], CENTERS)
     plain()
-    ops.project_(twin, assignment, CENTERS)
+    ops.project_([Held(twin, assignment)], CENTERS)
     assert torch.equal(compiled, twin)
     expected = torch.from_numpy(CENTERS).to(weights.dtype)[assignment.long()]
     assert torch.equal(compiled, expected)
@@ -145,7 +148,7 @@ def test_twins_threshold_alike(plain):
 def test_half_precision_weights_are_tied_through_the_twin():
     weights = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
     assignment = torch.tensor([0, 0], dtype=torch.uint8)
-    assert ops.cluster_means([(weights, assignment)], np.array([0.0]), np.array([2])) == 0.75
+    assert ops.cluster_means([Held(weights, assignment)], np.array([0.0]), np.array([2])) == 0.75
 
 
 def test_dense_memory_is_told_from_gaps():

@@ -1,0 +1,101 @@
+"""Loops that several threads share: each takes the next piece of work until none is left.
+
+Takes     a worker, which is compiled code that is told one address, and a task at that address.
+Gives     the work done, by as many threads as are there.
+Unaware   of what the work is, and of torch; but torch's own threads may be lent (`borrow`).
+
+A task is an array of int64, its first element the number of the next piece. A worker must give
+the same result whoever does which piece: integers are added, or each piece writes to a place of
+its own. Threads that are awake already begin within a microsecond, those of Python in a tenth of a
+millisecond, so small work is done by the caller alone unless threads were lent.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from reefknot.kernels.jit import inlined_with_arrays
+
+NEXT = 0  # where a task holds the number of the next piece
+WORTH_A_THREAD = 1 << 20  # elements, from which on threads of Python pay
+Team = Callable[[int, int, int], None]  # (worker's address, task's address, threads)
+
+_team: Team | None = None
+
+
+def borrow(team: Team | None) -> None:
+    """Use these threads from now on: a function that runs a worker on several at once."""
+    global _team
+    _team = team
+
+
+def share(worker: Any, task: NDArray[np.int64], elements: int, threads: int) -> None:
+    """Have a worker do a task, on at most `threads` threads."""
+    task[NEXT] = 0
+    where = task.ctypes.data
+    if threads > 1 and _team is not None:
+        _team(worker.address, where, threads)
+    elif threads > 1 and elements >= WORTH_A_THREAD:
+        helpers = [
+            threading.Thread(target=worker.ctypes, args=(where,)) for _ in range(threads - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        worker.ctypes(where)
+        for helper in helpers:
+            helper.join()
+    else:
+        worker.ctypes(where)
+
+
+def available_threads() -> int:
+    """How many threads this process may keep busy."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker(function: Callable[[Any], None]) -> Any:
+    """Compile a worker; the machine code is kept on disk where that is possible."""
+    try:
+        return numba.cfunc("void(voidptr)", cache=True)(function)
+    except RuntimeError as error:
+        if "cache" not in str(error):
+            raise
+        return numba.cfunc("void(voidptr)")(function)
+
+
+def _pointer(typingctx: Any, address: Any) -> Any:
+    """An address, given as an integer, as a pointer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+def _add_to(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element of an int64 array that other threads add to as well; gives what it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.gep(data, [arguments[1]])
+        return builder.atomic_rmw("add", place, arguments[2], "seq_cst")
+
+    return types.int64(array, types.int64, types.int64), generate
+
+
+pointer: Any = intrinsic(_pointer)
+add_to: Any = intrinsic(_add_to)
+
+
+@inlined_with_arrays
+def array_at(address: Any, shape: Any, dtype: Any) -> Any:
+    """The array that lies at an address."""
+    return carray(pointer(address), shape, dtype)
