@@ -14,6 +14,7 @@ the compiler can turn into vector instructions. Branches on the sign of a weight
 selections, because signs are random and a wrong guess costs more.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ SUBBLOCK = 64  # what is skipped if all of it is in the zero cluster of hard tyi
 ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
 ROUNDING = 1.5 * 2.0**52  # adding it leaves a float64 the nearest integer in its last bits
 
-# What a task holds: see `run`. Its element 0 is the number of the next block.
+# What a task holds; its element 0 is the number of the next block.
 NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, TASK_SIZE = range(1, 9)
 
 
@@ -38,31 +39,44 @@ class Row(NamedTuple):
 
     size: int
     weights: int
-    grad: int = 0
-    assignment: int = 0
-    dead: int = 0  # a byte for each sub-block: whether all of it is in the zero cluster
+    grad: int
+    assignment: int
+    dead: int  # a byte for each sub-block: whether all of it is in the zero cluster
 
 
-def run(
-    loop: Any,
-    rows: list[Row],
-    centers: NDArray,
-    numbers: tuple[float, float],
-    threads: int,
-    sums: NDArray[np.int64] | None = None,
-) -> bool:
-    """Run a loop over these tensors; False if some block was outside its limit."""
-    table = np.array(rows, np.int64)
-    pair = np.array(numbers, np.float64)
-    task = np.zeros(TASK_SIZE, np.int64)
-    task[NUM_TENSORS], task[TABLE] = len(rows), table.ctypes.data
-    task[NUM_CENTERS], task[CENTERS] = len(centers), centers.ctypes.data
-    task[NUMBERS] = pair.ctypes.data
-    if sums is not None:
-        task[NUM_CENTERS], task[SUMS] = len(sums), sums.ctypes.data
-    elements = int(table[:, 0].sum())
-    share(loop, task, elements, min(threads, 1 + elements // (4 * BLOCK)))
-    return task[OUTSIDE] == 0
+GRAD = Row._fields.index("grad")
+
+
+class Work:
+    """Tensors that loops run over, again and again; their memory must outlive this."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.table = np.array(rows, np.int64).reshape(len(rows), len(Row._fields))
+        self.elements = int(self.table[:, 0].sum())
+        self._numbers = np.zeros(2)
+        self._task = np.zeros(TASK_SIZE, np.int64)
+        self._task[NUM_TENSORS], self._task[TABLE] = len(rows), self.table.ctypes.data
+        self._task[NUMBERS] = self._numbers.ctypes.data
+
+    def run(
+        self,
+        loop: Any,
+        numbers: tuple[float, float],
+        threads: int,
+        *,
+        centers: NDArray | None = None,
+        sums: NDArray[np.int64] | None = None,
+    ) -> bool:
+        """Run a loop over the tensors; False if some block was outside its limit."""
+        task = self._task
+        self._numbers[:] = numbers
+        if centers is not None:
+            task[NUM_CENTERS], task[CENTERS] = centers.size, centers.ctypes.data
+        if sums is not None:
+            task[NUM_CENTERS], task[SUMS] = sums.size, sums.ctypes.data
+        task[OUTSIDE] = 0
+        share(loop, task, self.elements, min(threads, 1 + self.elements // (4 * BLOCK)))
+        return bool(task[OUTSIDE] == 0)
 
 
 @inlined
@@ -155,16 +169,16 @@ def sum_clusters(real: Any, index: Any) -> Any:
             for begin in range(0, w.size, step):
                 if skips and dead[(place[2] + begin) // SUBBLOCK]:
                     continue
-                end = min(begin + step, w.size)
-                for n in range(begin, end):
-                    term = np.float64(w[n]) * scale
+                part, own = w[begin : begin + step], a[begin : begin + step]
+                for n in range(part.size):
+                    term = np.float64(part[n]) * scale
                     outside |= 0 if abs(term) < limit else 1
                     terms[n] = term + ROUNDING
-                for group in range(begin, end - ROWS + 1, ROWS):
+                for group in range(0, part.size - ROWS + 1, ROWS):
                     for row in range(ROWS):
-                        partial[row, a[group + row]] += bits[group + row] - rounded_zero
-                for n in range(end - (end - begin) % ROWS, end):
-                    partial[0, a[n]] += bits[n] - rounded_zero
+                        partial[row, own[group + row]] += bits[group + row] - rounded_zero
+                for n in range(part.size // ROWS * ROWS, part.size):
+                    partial[0, own[n]] += bits[n] - rounded_zero
             if outside:
                 add_to(task, OUTSIDE, 1)
         for k in range(sums.size):
@@ -192,13 +206,12 @@ def project(real: Any, index: Any) -> Any:
             skips = table[place[0], 4] != 0
             step = SUBBLOCK if skips else w.size
             for begin in range(0, w.size, step):
-                end = min(begin + step, w.size)
+                part, own = w[begin : begin + step], a[begin : begin + step]
                 if skips and dead[(place[2] + begin) // SUBBLOCK]:
-                    for n in range(begin, end):
-                        w[n] = 0
+                    part[:] = real(0)
                 else:
-                    for n in range(begin, end):
-                        w[n] = centers[a[n]]
+                    for n in range(part.size):
+                        part[n] = centers[own[n]]
 
     return work
 

@@ -38,7 +38,8 @@ class Group:
         self.distance: Distance = distance
         self._centers = np.zeros(0)
         self._stale = False  # the weights have moved since the centers were their means
-        self._dead: dict[str, tuple[Tensor, np.ndarray]] = {}  # in hard tying; see `_dead_blocks`
+        self._ready: ops.Tensors | None = None  # see `_tensors`
+        self._places: list[int] = []
         self.counts = np.zeros(0, np.int64)
         self.zero_cluster: int | None = None
         self.assignments: dict[str, Tensor] = {}
@@ -61,7 +62,7 @@ class Group:
             if self.distance == "l1":
                 self._centers = self._medians()
             else:
-                self._centers = ops.cluster_means(self._held(), self._centers, self.counts)
+                self._centers = ops.cluster_means(self._tensors(), self._centers, self.counts)
         return self._centers
 
     @centers.setter
@@ -100,6 +101,7 @@ class Group:
             assignment[alive] = places + (places >= zero)
         self._set(centers, assignment)
         self.zero_cluster = zero
+        self._ready = None
         self._project()
 
     def refit(self) -> float:
@@ -125,7 +127,8 @@ class Group:
     ) -> None:
         """Add the penalties' gradient to the gradients of some members."""
         ops.add_pull_(
-            self._held(grads),
+            self._tensors(),
+            [grads.get(name) for name in self.members],
             self.centers,
             tying_strength=tying_strength,
             l1_strength=l1_strength,
@@ -139,11 +142,12 @@ class Group:
         if zero_cluster:
             self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0
+            self._ready = None  # blocks of zeros can be skipped from now on
         self._project()
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""
-        self.centers = ops.cluster_means(self._held(), self.centers, self.counts)
+        self.centers = ops.cluster_means(self._tensors(), self.centers, self.counts)
         if self.zero_cluster is not None:
             self.centers[self.zero_cluster] = 0.0
         self._project()
@@ -152,7 +156,7 @@ class Group:
         # Held as the weights will hold them, so that a cluster that does not move stays as it is.
         rounded = torch.from_numpy(self.centers).to(self.dtype).double().numpy()
         self.centers = rounded + 0.0  # -0.0 becomes +0.0
-        ops.project_(self._held(), self.centers)
+        ops.project_(self._tensors(), self.centers)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class Group:
     def deviations(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of |w - own center| and of its square in each cluster."""
         absolute, square = np.zeros((2, len(self.centers)))
-        for weights, assignment, _, _ in self._held():
+        for weights, assignment, _ in self._tensors().held:
             index = ops.flat(assignment).cpu().numpy()
             away = np.abs(ops.flat(weights).double().cpu().numpy() - self.centers[index])
             absolute += np.bincount(index, away, minlength=len(absolute))
@@ -221,6 +225,7 @@ class Group:
                 )
             self.assignments[name] = torch.empty_like(parameter, dtype=assignment.dtype)
             self.assignments[name].copy_(assignment)
+        self._ready = None
         self._count()
 
     def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
@@ -235,6 +240,7 @@ class Group:
             )
             ops.flat(held).copy_(torch.from_numpy(part))
             self.assignments[name] = held
+        self._ready = None
         self._count()
 
     def _count(self) -> None:
@@ -256,26 +262,19 @@ class Group:
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
 
-    def _held(self, grads: Mapping[str, Tensor] | None = None) -> list[ops.Held]:
-        """All members; or those that have a gradient, with it."""
-        if grads is not None:
-            return [
-                ops.Held(self.members[n].detach(), self.assignment(n), g) for n, g in grads.items()
-            ]
-        return [
-            ops.Held(p.detach(), self.assignment(n), None, self._dead_blocks(n))
-            for n, p in self.members.items()
-        ]
-
-    def _dead_blocks(self, name: str) -> np.ndarray | None:
-        """Hard tying: which parts of a member are all zero, and stay so."""
-        if self.zero_cluster is None:
-            return None
-        assignment, blocks = self._dead.get(name, (None, None))
-        if assignment is not self.assignments[name]:
-            blocks = ops.dead_blocks(self.assignments[name], self.zero_cluster)
-            self._dead[name] = self.assignments[name], blocks
-        return blocks
+    def _tensors(self) -> ops.Tensors:
+        """The members as the loops want them, made anew when one of them lies elsewhere now."""
+        places = [p.data_ptr() for p in self.members.values()]
+        if self._ready is None or places != self._places:
+            held = []
+            for name, parameter in self.members.items():
+                assignment = self.assignment(name)
+                dead = None
+                if self.zero_cluster is not None:
+                    dead = ops.dead_blocks(assignment, self.zero_cluster)
+                held.append(ops.Held(parameter.detach(), assignment, dead))
+            self._ready, self._places = ops.Tensors(held), places
+        return self._ready
 
     def _medians(self) -> np.ndarray:
         """The lower median of each cluster, an empty one keeping its center."""

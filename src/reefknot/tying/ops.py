@@ -7,6 +7,7 @@ Unaware   of groups, phases and optimizers.
 The two ways are twins: the sums are equal bit for bit, the gradients up to the last bit.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,23 +25,50 @@ _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.fl
 _INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
 _SUM_BITS = 62  # int64 sums stay below 2**62
 _TERM_BITS = 50  # and each term below 2**50, where float64 holds every integer
-_NO_CENTERS = np.zeros(0)
 
 borrow(torch_team())
 
 
 class Held(NamedTuple):
-    """Weights, and what lies element by element beside them; see `loops.Row` for `dead`."""
+    """Weights, their assignment of the same layout, and in hard tying their `dead_blocks`."""
 
     weights: Tensor
     assignment: Tensor
-    grad: Tensor | None = None
     dead: NDArray[np.uint8] | None = None
 
 
 def runs_compiled(tensor: Tensor) -> bool:
     """Whether the compiled loops can work on this tensor's memory."""
     return tensor.dtype in _REAL and tensor.device.type == "cpu"
+
+
+class Tensors:
+    """Weights of one type with their assignments, made ready once for the many steps to come."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.held = list(held)
+        self.reached = [runs_compiled(weights) for weights, _, _ in held]  # by compiled loops
+        rows = [
+            loops.Row(
+                w.numel() if reached else 0,  # the others are left to the twin
+                w.data_ptr(),
+                0,
+                a.data_ptr(),
+                0 if dead is None else dead.ctypes.data,
+            )
+            for (w, a, dead), reached in zip(held, self.reached, strict=True)
+        ]
+        self.work = loops.Work(rows)
+        self.sizes = self.work.table[:, 0].copy()
+        self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
+
+    def run(self, loop: Any, numbers: tuple[float, float], **arrays: np.ndarray) -> bool:
+        """Run a compiled loop over the weights that it can reach."""
+        return self.work.run(loop, numbers, torch.get_num_threads(), **arrays)
+
+    def out_of_reach(self) -> list[Held]:
+        """What is left to the twin."""
+        return [held for held, reached in zip(self.held, self.reached, strict=True) if not reached]
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -73,29 +101,34 @@ def like(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def add_pull_(
-    tensors: Sequence[Held],
+    tensors: Tensors,
+    grads: Sequence[Tensor | None],
     centers: np.ndarray,
     *,
     tying_strength: float,
     l1_strength: float,
     to_medians: bool,
 ) -> None:
-    """Add the gradient of the two penalties to each `grad` (equation 3, the assignment given)."""
-    compiled = []
-    for held in tensors:
-        weights, assignment, grad, _ = held
-        assert grad is not None
-        if grad.dtype != weights.dtype or grad.stride() != weights.stride():
+    """Add the gradient of the two penalties to each gradient (equation 3, the assignment given)."""
+    table = tensors.work.table
+    for n, (held, grad) in enumerate(zip(tensors.held, grads, strict=True)):
+        weights, assignment, _ = held
+        together = grad is not None and tensors.reached[n] and _alike(grad, weights)
+        if together:
+            assert grad is not None
+            table[n, loops.GRAD] = grad.data_ptr()
+        elif grad is not None:
             grad.add_(_pull(weights, assignment, centers, tying_strength, l1_strength, to_medians))
-        elif runs_compiled(weights):
-            compiled.append(held)
-        else:
-            pull = _pull(weights, assignment, centers, tying_strength, l1_strength, to_medians)
-            grad.add_(pull)
-    if compiled:
-        real, index = _types(compiled)
+        table[n, 0] = tensors.sizes[n] if together else 0
+    real, index = tensors.types
+    if any(tensors.reached):
         loop = loops.pull(real, index, to_medians)
-        _run(loop, compiled, centers.astype(real), (tying_strength, l1_strength))
+        tensors.run(loop, (tying_strength, l1_strength), centers=centers.astype(real))
+    table[:, 0] = tensors.sizes
+
+
+def _alike(grad: Tensor, weights: Tensor) -> bool:
+    return grad.dtype == weights.dtype and grad.stride() == weights.stride()
 
 
 def _pull(
@@ -109,7 +142,7 @@ def _pull(
 
 
 def cluster_sums(
-    tensors: Sequence[Held], num_clusters: int, exponent: int, limit: float
+    tensors: Tensors, num_clusters: int, exponent: int, limit: float
 ) -> np.ndarray | None:
     """Sums of the weights per cluster, each rounded to 2**-exponent and times 2**exponent.
 
@@ -118,14 +151,11 @@ def cluster_sums(
     """
     sums = np.zeros(num_clusters, np.int64)
     scale = float(2.0**exponent)
-    compiled = [held for held in tensors if runs_compiled(held.weights)]
-    if compiled:
-        loop = loops.sum_clusters(*_types(compiled))
-        if not _run(loop, compiled, _NO_CENTERS, (scale, limit), sums):
+    if any(tensors.reached):
+        loop = loops.sum_clusters(*tensors.types)
+        if not tensors.run(loop, (scale, limit), sums=sums):
             return None
-    for weights, assignment, _, _ in tensors:
-        if runs_compiled(weights):
-            continue
+    for weights, assignment, _ in tensors.out_of_reach():
         w, a = flat(weights), flat(assignment)
         if w.device.type == "mps":  # it has no float64
             w, a = w.cpu(), a.cpu()
@@ -137,44 +167,43 @@ def cluster_sums(
     return sums
 
 
-def cluster_means(tensors: Sequence[Held], centers: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The mean weight of each cluster; an empty one, and one that did not move, keep their center.
 
     The order of the tensors does not matter, nor that of threads.
     """
     bits = min(_SUM_BITS - int(counts.sum()).bit_length(), _TERM_BITS)
     # Room for weights of four times the largest center; a second pass if that is not enough.
-    reach = int(np.frexp(np.abs(centers).max(initial=2.0**-40))[1]) + 2
+    reach = math.frexp(max(np.abs(centers).max(), 2.0**-40))[1] + 2
     for last_try in (False, True):
         exponent = bits - reach
         sums = cluster_sums(tensors, len(centers), exponent, 2.0**bits)
         if sums is not None:
-            means = np.ldexp(sums / np.maximum(counts, 1), -exponent)
-            still = (np.abs(means - centers) <= np.ldexp(0.5, -exponent)) | (counts == 0)
+            means = sums / np.maximum(counts, 1) * 2.0**-exponent
+            still = (np.abs(means - centers) <= 2.0 ** (-exponent - 1)) | (counts == 0)
             return np.where(still, centers, means)
-        largest = max(float(held.weights.abs().max()) for held in tensors if held.weights.numel())
+        largest = max(float(w.abs().max()) for w, _, _ in tensors.held if w.numel())
         if last_try or not np.isfinite(largest):
             break
-        reach = int(np.frexp(largest)[1])
+        reach = math.frexp(largest)[1]
     raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
 
 
-def project_(tensors: Sequence[Held], centers: np.ndarray) -> None:
+def project_(tensors: Tensors, centers: np.ndarray) -> None:
     """Set each weight to its own center."""
-    compiled = [held for held in tensors if runs_compiled(held.weights)]
-    if compiled:
-        real, index = _types(compiled)
-        _run(loops.project(real, index), compiled, centers.astype(real), (0.0, 0.0))
-    for weights, assignment, _, _ in tensors:
-        if not runs_compiled(weights):
-            flat(weights).copy_(_on(centers, weights)[flat(assignment).long()])
+    real, index = tensors.types
+    if any(tensors.reached):
+        tensors.run(loops.project(real, index), (0.0, 0.0), centers=centers.astype(real))
+    for weights, assignment, _ in tensors.out_of_reach():
+        flat(weights).copy_(_on(centers, weights)[flat(assignment).long()])
 
 
 def soft_threshold_(weights: Tensor, threshold: float) -> None:
     """The proximal step of threshold·|w|: towards zero, and exactly zero within the threshold."""
     if runs_compiled(weights):
-        held = Held(weights, weights)
-        _run(loops.soft_threshold(_REAL[weights.dtype]), [held], _NO_CENTERS, (threshold, 0.0))
+        work = loops.Work([loops.Row(weights.numel(), weights.data_ptr(), 0, 0, 0)])
+        loop = loops.soft_threshold(_REAL[weights.dtype])
+        work.run(loop, (threshold, 0.0), torch.get_num_threads())
     else:
         flat(weights).copy_(torch.nn.functional.softshrink(flat(weights), threshold))
 
@@ -184,31 +213,6 @@ def dead_blocks(assignment: Tensor, zero_cluster: int) -> NDArray[np.uint8]:
     alive = flat(assignment).cpu().numpy() != zero_cluster
     starts = np.arange(0, len(alive), loops.SUBBLOCK)
     return (~np.logical_or.reduceat(alive, starts)).astype(np.uint8)
-
-
-def _types(tensors: Sequence[Held]) -> tuple[Any, Any]:
-    """The numpy types of weights and assignments, which the tensors of a group share."""
-    return _REAL[tensors[0].weights.dtype], _INDEX[tensors[0].assignment.dtype]
-
-
-def _run(
-    loop: Any,
-    tensors: Sequence[Held],
-    centers: np.ndarray,
-    numbers: tuple[float, float],
-    sums: np.ndarray | None = None,
-) -> bool:
-    rows = [
-        loops.Row(
-            w.numel(),
-            w.data_ptr(),
-            0 if grad is None else grad.data_ptr(),
-            a.data_ptr(),
-            0 if dead is None else dead.ctypes.data,
-        )
-        for w, a, grad, dead in tensors
-    ]
-    return loops.run(loop, rows, centers, numbers, torch.get_num_threads(), sums)
 
 
 def _on(centers: np.ndarray, weights: Tensor) -> Tensor:

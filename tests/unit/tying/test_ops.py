@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot import DivergedError
+from reefknot.kernels import shared
 from reefknot.tying import ops
-from reefknot.tying.ops import Held
+from reefknot.tying.ops import Held, Tensors
 
 CENTERS = np.array([-0.5, -0.1, 0.0, 0.2, 0.7])
 
@@ -38,9 +39,9 @@ def test_twins_add_the_same_pull(tensors, plain, to_medians, layout):
     weights, grad, assignment = (t.to(memory_format=layout) for t in tensors)
     strengths = {"tying_strength": 0.3, "l1_strength": 0.01, "to_medians": to_medians}
     compiled, twin = grad.clone(), grad.clone()
-    ops.add_pull_([Held(weights, assignment, compiled)], CENTERS, **strengths)
+    ops.add_pull_(Tensors([Held(weights, assignment)]), [compiled], CENTERS, **strengths)
     plain()
-    ops.add_pull_([Held(weights, assignment, twin)], CENTERS, **strengths)
+    ops.add_pull_(Tensors([Held(weights, assignment)]), [twin], CENTERS, **strengths)
     torch.testing.assert_close(compiled, twin, rtol=1e-6, atol=1e-7)
     own = torch.from_numpy(CENTERS)[assignment.long()]
     away = weights.double() - own
@@ -52,16 +53,16 @@ def test_a_gradient_of_another_layout_gets_the_same_pull(tensors):
     weights, grad, assignment = tensors
     strengths = {"tying_strength": 0.3, "l1_strength": 0.01, "to_medians": False}
     straight, turned = grad.clone(), grad.clone(memory_format=torch.channels_last)
-    ops.add_pull_([Held(weights, assignment, straight)], CENTERS, **strengths)
-    ops.add_pull_([Held(weights, assignment, turned)], CENTERS, **strengths)
+    ops.add_pull_(Tensors([Held(weights, assignment)]), [straight], CENTERS, **strengths)
+    ops.add_pull_(Tensors([Held(weights, assignment)]), [turned], CENTERS, **strengths)
     torch.testing.assert_close(straight, turned, rtol=1e-6, atol=1e-7)
 
 
 def test_twins_sum_to_the_same_bits(tensors, plain):
     weights, _, assignment = tensors
-    compiled = ops.cluster_sums([Held(weights, assignment)], 5, 40, 2.0**50)
+    compiled = ops.cluster_sums(Tensors([Held(weights, assignment)]), 5, 40, 2.0**50)
     plain()
-    twin = ops.cluster_sums([Held(weights, assignment)], 5, 40, 2.0**50)
+    twin = ops.cluster_sums(Tensors([Held(weights, assignment)]), 5, 40, 2.0**50)
     assert np.array_equal(compiled, twin)
 
 
@@ -70,8 +71,8 @@ def test_sums_that_would_not_fit_are_refused(compiled, plain):
     if not compiled:
         plain()
     weights, assignment = torch.tensor([1.0, 1.0]), torch.zeros(2, dtype=torch.uint8)
-    assert ops.cluster_sums([Held(weights, assignment)], 1, 3, 9.0).tolist() == [16]
-    assert ops.cluster_sums([Held(weights, assignment)], 1, 3, 8.0) is None
+    assert ops.cluster_sums(Tensors([Held(weights, assignment)]), 1, 3, 9.0).tolist() == [16]
+    assert ops.cluster_sums(Tensors([Held(weights, assignment)]), 1, 3, 8.0) is None
 
 
 @given(order=st.permutations(range(60)), cut=st.integers(0, 60))
@@ -79,17 +80,17 @@ def test_means_do_not_depend_on_the_order_or_on_how_the_weights_are_divided(orde
     weights = torch.randn(60, generator=torch.Generator().manual_seed(0)) * 3
     assignment = (torch.arange(60) % 5).to(torch.uint8)
     counts = np.full(5, 12)
-    whole = ops.cluster_means([Held(weights, assignment)], CENTERS, counts)
+    whole = ops.cluster_means(Tensors([Held(weights, assignment)]), CENTERS, counts)
     w, a = weights[list(order)], assignment[list(order)]
     parts = [Held(w[:cut].clone(), a[:cut].clone()), Held(w[cut:].clone(), a[cut:].clone())]
-    assert np.array_equal(ops.cluster_means(parts, CENTERS, counts), whole)
+    assert np.array_equal(ops.cluster_means(Tensors(parts), CENTERS, counts), whole)
 
 
 def test_means_are_the_means():
     weights = torch.tensor([1.0, 2.0, 4.0, -1.0])
     assignment = torch.tensor([1, 1, 1, 0], dtype=torch.uint8)
     means = ops.cluster_means(
-        [Held(weights, assignment)], np.array([0.0, 0.5, 9.0]), np.array([1, 3, 0])
+        Tensors([Held(weights, assignment)]), np.array([0.0, 0.5, 9.0]), np.array([1, 3, 0])
     )
     assert means[0] == -1.0
     assert means[1] == pytest.approx(7 / 3, abs=1e-12)
@@ -100,7 +101,9 @@ def test_means_are_the_means():
 def test_means_of_any_magnitude_are_found_from_poor_centers(size):
     weights = torch.tensor([size, 3 * size], dtype=torch.float64)
     assignment = torch.zeros(2, dtype=torch.uint8)
-    means = ops.cluster_means([Held(weights, assignment)], np.array([1e-3 * size]), np.array([2]))
+    means = ops.cluster_means(
+        Tensors([Held(weights, assignment)]), np.array([1e-3 * size]), np.array([2])
+    )
     assert means[0] == pytest.approx(2 * size, rel=1e-9)
 
 
@@ -108,7 +111,9 @@ def test_a_cluster_that_did_not_move_keeps_its_value_exactly():
     value = torch.tensor(0.1234567, dtype=torch.float32)
     weights, assignment = value.repeat(1001), torch.zeros(1001, dtype=torch.uint8)
     center = np.array([float(value)])
-    assert ops.cluster_means([Held(weights, assignment)], center, np.array([1001])) == center
+    assert (
+        ops.cluster_means(Tensors([Held(weights, assignment)]), center, np.array([1001])) == center
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -116,19 +121,17 @@ def test_a_cluster_that_did_not_move_keeps_its_value_exactly():
 def test_weights_that_are_not_finite_are_found(bad, compiled, plain):
     if not compiled:
         plain()
-    weights = torch.tensor([1.0, bad])
+    tensors = Tensors([Held(torch.tensor([1.0, bad]), torch.zeros(2, dtype=torch.uint8))])
     with pytest.raises(DivergedError, match="not finite"):
-        ops.cluster_means(
-            [Held(weights, torch.zeros(2, dtype=torch.uint8))], CENTERS, np.full(5, 1)
-        )
+        ops.cluster_means(tensors, CENTERS, np.full(5, 1))
 
 
 def test_twins_project_to_the_same_bits(tensors, plain):
     weights, _, assignment = (t.to(memory_format=torch.channels_last) for t in tensors)
     compiled, twin = weights.clone(), weights.clone()
-    ops.project_([Held(compiled, assignment)], CENTERS)
+    ops.project_(Tensors([Held(compiled, assignment)]), CENTERS)
     plain()
-    ops.project_([Held(twin, assignment)], CENTERS)
+    ops.project_(Tensors([Held(twin, assignment)]), CENTERS)
     assert torch.equal(compiled, twin)
     expected = torch.from_numpy(CENTERS).to(weights.dtype)[assignment.long()]
     assert torch.equal(compiled, expected)
@@ -148,7 +151,10 @@ def test_twins_threshold_alike(plain):
 def test_half_precision_weights_are_tied_through_the_twin():
     weights = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
     assignment = torch.tensor([0, 0], dtype=torch.uint8)
-    assert ops.cluster_means([Held(weights, assignment)], np.array([0.0]), np.array([2])) == 0.75
+    assert (
+        ops.cluster_means(Tensors([Held(weights, assignment)]), np.array([0.0]), np.array([2]))
+        == 0.75
+    )
 
 
 def test_dense_memory_is_told_from_gaps():
@@ -157,3 +163,54 @@ def test_dense_memory_is_told_from_gaps():
     assert ops.is_dense(torch.empty(()))
     assert not ops.is_dense(torch.empty(4, 6)[:, ::2])
     assert not ops.is_dense(torch.empty(1, 3).expand(2, 3))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("lent", [True, False], ids=["torch's threads", "Python's threads"])
+def test_threads_share_the_work_and_change_nothing(threads, lent, monkeypatch):
+    """Many blocks of several tensors, one of them without a gradient."""
+    if not lent:
+        monkeypatch.setattr(shared, "_team", None)
+        monkeypatch.setattr(shared, "WORTH_A_THREAD", 1)
+    random = torch.Generator().manual_seed(1)
+    sizes = (70_001, 3, 33_000)
+    weights = [torch.randn(n, generator=random) for n in sizes]
+    assignments = [torch.randint(0, 5, (n,), generator=random).to(torch.uint8) for n in sizes]
+    tensors = Tensors([Held(w, a) for w, a in zip(weights, assignments, strict=True)])
+    grads = [torch.zeros(sizes[0]), None, torch.zeros(sizes[2])]
+    ops.add_pull_(tensors, grads, CENTERS, tying_strength=1.0, l1_strength=0.0, to_medians=False)
+    for n in (0, 2):
+        own = torch.from_numpy(CENTERS).float()[assignments[n].long()]
+        assert torch.equal(grads[n], weights[n] - own)
+    index, values = torch.cat(assignments).numpy(), torch.cat(weights).double().numpy()
+    counts = np.bincount(index, minlength=5)
+    means = ops.cluster_means(tensors, CENTERS, counts)
+    expected = np.bincount(index, values, minlength=5) / counts
+    np.testing.assert_allclose(means, expected, rtol=0, atol=1e-12)
+    ops.project_(tensors, CENTERS)
+    for w, a in zip(weights, assignments, strict=True):
+        assert torch.equal(w, torch.from_numpy(CENTERS).float()[a.long()])
+
+
+def test_dead_blocks_stay_zero_and_are_not_looked_at():
+    weights = torch.ones(64 * 70 + 5)
+    assignment = torch.zeros(len(weights), dtype=torch.uint8)
+    assignment[130] = 1  # in the third block of 64
+    assignment[-1] = 1  # in the last, which is shorter
+    dead = ops.dead_blocks(assignment, 0)
+    assert dead.tolist() == [1, 1, 0] + [1] * 67 + [0]
+    tensors = Tensors([Held(weights, assignment, dead)])
+    weights[130], weights[-1] = 3.0, 4.0
+    weights[0] = float("inf")  # an infinity where nobody looks is no divergence
+    means = ops.cluster_means(tensors, np.array([0.0, 1.0]), np.array([len(weights) - 2, 2]))
+    assert means[1] == 3.5
+    ops.project_(tensors, np.array([0.0, 3.5]))
+    assert torch.nonzero(weights).flatten().tolist() == [130, len(weights) - 1]
+    assert weights[130] == weights[-1] == 3.5
