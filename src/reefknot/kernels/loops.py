@@ -5,12 +5,13 @@ Gives     changed weights and gradients, or exact sums.
 Paper     sections 3.1 and 3.2.
 Unaware   of torch; `tying.ops` holds the plain twin of each and chooses between them.
 
-Sums are int64 in fixed point: adding integers gives the same result in any order, so threads,
-shards and the torch twin agree bit for bit.
+Sums are of integers: w·2**e rounded, so that adding gives the same result in any order, and
+threads, shards and the torch twin agree bit for bit. A float32 weight becomes an int32, which is
+finer than float32 for all that is larger than a hundredth of the largest; a float64 an int64.
 
 One call works on all tensors of a group, in blocks that the threads share out among themselves.
-In each block first the centers are looked up, one by one, then the arithmetic is done on rows that
-the compiler can turn into vector instructions. Branches on the sign of a weight are written as
+In each block first the centers are looked up, then the arithmetic is done on rows that the
+compiler can turn into vector instructions. Branches on the sign of a weight are written as
 selections, because signs are random and a wrong guess costs more.
 """
 
@@ -22,13 +23,20 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from reefknot.kernels.jit import inlined, inlined_with_arrays
+from reefknot.kernels.jit import compiled, inlined, inlined_with_arrays
 from reefknot.kernels.shared import add_to, array_at, share, worker
+from reefknot.kernels.vectors import (
+    LANES,
+    REPLICAS,
+    TABLE_SIZE,
+    add_pairs,
+    can_look_up,
+    look_up,
+)
 
 BLOCK = 4096
 SUBBLOCK = 64  # what is skipped if all of it is in the zero cluster of hard tying
 ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
-ROUNDING = 1.5 * 2.0**52  # adding it leaves a float64 the nearest integer in its last bits
 
 # What a task holds; its element 0 is the number of the next block.
 NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, TASK_SIZE = range(1, 9)
@@ -71,7 +79,9 @@ class Work:
         task = self._task
         self._numbers[:] = numbers
         if centers is not None:
-            task[NUM_CENTERS], task[CENTERS] = centers.size, centers.ctypes.data
+            table = np.zeros(max(centers.size, TABLE_SIZE), centers.dtype)
+            table[: centers.size] = centers
+            task[NUM_CENTERS], task[CENTERS] = centers.size, table.ctypes.data
         if sums is not None:
             task[NUM_CENTERS], task[SUMS] = sums.size, sums.ctypes.data
         task[OUTSIDE] = 0
@@ -102,17 +112,41 @@ def _slice(table: Any, place: Any, column: Any, dtype: Any) -> Any:
 
 
 @cache
+def _finder(real: Any, index: Any) -> Any:
+    """A function that looks up the centers of a block, given a table of at least 32 of them."""
+    if real is np.float32 and index is np.uint8 and can_look_up():
+
+        @inlined
+        def find(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
+            begin = 0
+            if num_centers <= TABLE_SIZE:
+                look_up(centers, a, own)
+                begin = a.size // LANES * LANES
+            for n in range(begin, a.size):
+                own[n] = centers[a[n]]
+    else:
+
+        @inlined
+        def find(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
+            for n in range(a.size):
+                own[n] = centers[a[n]]
+
+    return find
+
+
+@cache
 def pull(real: Any, index: Any, to_medians: bool) -> Any:
     """Add tying·(w − own center) + l1·sign(w) to the gradient; for medians, of (w − own) the sign.
 
     The two numbers are the strengths of tying and of L1.
     """
+    find = _finder(real, index)
 
     @worker
     def work(address: Any) -> None:
         task = carray(address, TASK_SIZE, np.int64)
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
-        centers = array_at(task[CENTERS], task[NUM_CENTERS], real)
+        centers = array_at(task[CENTERS], max(task[NUM_CENTERS], TABLE_SIZE), real)
         numbers = array_at(task[NUMBERS], 2, np.float64)
         zero, tying, l1 = real(0), real(numbers[0]), real(numbers[1])
         minus_tying, minus_l1 = -tying, -l1
@@ -120,9 +154,7 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
         place = np.zeros(4, np.int64)
         while _claim(task, table, place):
             w, g = _slice(table, place, 1, real), _slice(table, place, 2, real)
-            a = _slice(table, place, 3, index)
-            for n in range(w.size):
-                own[n] = centers[a[n]]
+            find(centers, task[NUM_CENTERS], _slice(table, place, 3, index), own)
             if to_medians:
                 for n in range(w.size):
                     outward = tying if w[n] > own[n] else zero
@@ -143,10 +175,12 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
 def sum_clusters(real: Any, index: Any) -> Any:
     """Add round(scale·w) to the sum of its cluster; blocks that are dead do not count.
 
-    The two numbers are the scale and a limit: if such a term is not below it in magnitude, the
-    block is outside and the sums are worth nothing (the scale is too large, or a weight is not
-    finite). The limit is at most 2**51.
+    The two numbers are the scale, a power of two, and a limit: if such a term is not below it in
+    magnitude, the block is outside and the sums are worth nothing (the scale is too large, or a
+    weight is not finite). The limit is at most 2**31 for float32, 2**62 for float64.
     """
+    whole = np.int32 if real is np.float32 else np.int64
+    in_pairs = real is np.float32 and index is np.uint8
 
     @worker
     def work(address: Any) -> None:
@@ -154,10 +188,11 @@ def sum_clusters(real: Any, index: Any) -> Any:
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
         numbers = array_at(task[NUMBERS], 2, np.float64)
         sums = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
-        scale, limit = numbers[0], numbers[1]
-        terms = np.empty(BLOCK, np.float64)
-        bits = terms.view(np.int64)
-        rounded_zero = np.full(1, ROUNDING).view(np.int64)[0]
+        scale, limit = real(numbers[0]), real(numbers[1])
+        terms = np.empty(BLOCK, whole)
+        num_pairs = sums.size * sums.size if in_pairs and sums.size <= TABLE_SIZE else 0
+        pairs = np.empty(BLOCK // 2, np.uint16)
+        cells = np.zeros(REPLICAS * num_pairs * 2, np.int64)
         partial = np.zeros((ROWS, sums.size), np.int64)
         place = np.zeros(4, np.int64)
         while _claim(task, table, place):
@@ -171,16 +206,32 @@ def sum_clusters(real: Any, index: Any) -> Any:
                     continue
                 part, own = w[begin : begin + step], a[begin : begin + step]
                 for n in range(part.size):
-                    term = np.float64(part[n]) * scale
+                    term = part[n] * scale
                     outside |= 0 if abs(term) < limit else 1
-                    terms[n] = term + ROUNDING
-                for group in range(0, part.size - ROWS + 1, ROWS):
+                    terms[n] = whole(np.rint(term))
+                done = 0
+                if in_pairs and num_pairs:
+                    half = part.size // (2 * REPLICAS) * REPLICAS
+                    for n in range(half):
+                        first = np.uint16(own[2 * n]) * np.uint16(sums.size)
+                        pairs[n] = first + np.uint16(own[2 * n + 1])
+                    add_pairs(cells, pairs[:half], terms)
+                    done = 2 * half
+                rest, left = own[done:], terms[done:]
+                for group in range(0, rest.size - ROWS + 1, ROWS):
                     for row in range(ROWS):
-                        partial[row, own[group + row]] += bits[group + row] - rounded_zero
-                for n in range(part.size // ROWS * ROWS, part.size):
-                    partial[0, own[n]] += bits[n] - rounded_zero
+                        partial[row, rest[group + row]] += np.int64(left[group + row])
+                for n in range(rest.size // ROWS * ROWS, rest.size):
+                    partial[0, rest[n]] += np.int64(left[n])
             if outside:
                 add_to(task, OUTSIDE, 1)
+        at = 0
+        while at < cells.size:  # replica by replica, first cluster by first, second by second
+            for first_cluster in range(sums.size):
+                for second_cluster in range(sums.size):
+                    partial[0, first_cluster] += cells[at]
+                    partial[0, second_cluster] += cells[at + 1]
+                    at += 2
         for k in range(sums.size):
             total = np.int64(0)
             for row in range(ROWS):
@@ -193,12 +244,13 @@ def sum_clusters(real: Any, index: Any) -> Any:
 @cache
 def project(real: Any, index: Any) -> Any:
     """Set each weight to its own center; in dead blocks, to zero without looking."""
+    find = _finder(real, index)
 
     @worker
     def work(address: Any) -> None:
         task = carray(address, TASK_SIZE, np.int64)
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
-        centers = array_at(task[CENTERS], task[NUM_CENTERS], real)
+        centers = array_at(task[CENTERS], max(task[NUM_CENTERS], TABLE_SIZE), real)
         place = np.zeros(4, np.int64)
         while _claim(task, table, place):
             w, a = _slice(table, place, 1, real), _slice(table, place, 3, index)
@@ -206,14 +258,32 @@ def project(real: Any, index: Any) -> Any:
             skips = table[place[0], 4] != 0
             step = SUBBLOCK if skips else w.size
             for begin in range(0, w.size, step):
-                part, own = w[begin : begin + step], a[begin : begin + step]
+                part = w[begin : begin + step]
                 if skips and dead[(place[2] + begin) // SUBBLOCK]:
                     part[:] = real(0)
                 else:
-                    for n in range(part.size):
-                        part[n] = centers[own[n]]
+                    find(centers, task[NUM_CENTERS], a[begin : begin + step], part)
 
     return work
+
+
+@compiled("float64(float64[::1])", allocates=False)
+def unit_above(centers: NDArray) -> float:
+    """A power of two that is above twice every center."""
+    largest = 2.0**-40
+    for k in range(centers.size):
+        largest = max(largest, abs(centers[k]))
+    return 2.0 ** (np.floor(np.log2(largest)) + 2)
+
+
+@compiled("void(int64[::1], int64[::1], float64, float64[::1])", allocates=False)
+def move_to_means(sums: NDArray, counts: NDArray, scale: float, centers: NDArray) -> None:
+    """Each center to the mean of its cluster, unless it is empty or less than half a unit away."""
+    for k in range(centers.size):
+        if counts[k] > 0:
+            mean = sums[k] / counts[k] / scale
+            if abs(mean - centers[k]) * scale > 0.5:
+                centers[k] = mean
 
 
 @cache

@@ -7,7 +7,6 @@ Unaware   of groups, phases and optimizers.
 The two ways are twins: the sums are equal bit for bit, the gradients up to the last bit.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +23,8 @@ from reefknot.tying.threads import torch_team
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
 _SUM_BITS = 62  # int64 sums stay below 2**62
-_TERM_BITS = 50  # and each term below 2**50, where float64 holds every integer
+_TERM_BITS = {torch.float64: 50}  # and each term below 2**50, where float64 holds every integer
+_SHORT_TERM_BITS = 31  # but those of narrower types are int32
 
 borrow(torch_team())
 
@@ -60,6 +60,7 @@ class Tensors:
         ]
         self.work = loops.Work(rows)
         self.sizes = self.work.table[:, 0].copy()
+        self.num_bits = sum(w.numel() for w, _, _ in held).bit_length()
         self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
 
     def run(self, loop: Any, numbers: tuple[float, float], **arrays: np.ndarray) -> bool:
@@ -142,15 +143,14 @@ def _pull(
 
 
 def cluster_sums(
-    tensors: Tensors, num_clusters: int, exponent: int, limit: float
+    tensors: Tensors, num_clusters: int, scale: float, limit: float
 ) -> np.ndarray | None:
-    """Sums of the weights per cluster, each rounded to 2**-exponent and times 2**exponent.
+    """Sums of the weights per cluster, each times `scale`, a power of two, and rounded.
 
-    None if a term is not below `limit`: the exponent is too large, or a weight is not finite. The
+    None if a term is not below `limit`: the scale is too large, or a weight is not finite. The
     sums do not depend on any order. Dead blocks are not in them.
     """
     sums = np.zeros(num_clusters, np.int64)
-    scale = float(2.0**exponent)
     if any(tensors.reached):
         loop = loops.sum_clusters(*tensors.types)
         if not tensors.run(loop, (scale, limit), sums=sums):
@@ -172,20 +172,21 @@ def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> 
 
     The order of the tensors does not matter, nor that of threads.
     """
-    bits = min(_SUM_BITS - int(counts.sum()).bit_length(), _TERM_BITS)
-    # Room for weights of four times the largest center; a second pass if that is not enough.
-    reach = math.frexp(max(np.abs(centers).max(), 2.0**-40))[1] + 2
+    dtype = tensors.held[0].weights.dtype
+    bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
+    # Room for weights of twice the largest center; a second pass if that is not enough.
+    unit = loops.unit_above(centers)
     for last_try in (False, True):
-        exponent = bits - reach
-        sums = cluster_sums(tensors, len(centers), exponent, 2.0**bits)
+        scale = 2.0**bits / unit
+        sums = cluster_sums(tensors, len(centers), scale, 2.0**bits)
         if sums is not None:
-            means = sums / np.maximum(counts, 1) * 2.0**-exponent
-            still = (np.abs(means - centers) <= 2.0 ** (-exponent - 1)) | (counts == 0)
-            return np.where(still, centers, means)
+            means = centers.copy()
+            loops.move_to_means(sums, counts, scale, means)
+            return means
         largest = max(float(w.abs().max()) for w, _, _ in tensors.held if w.numel())
         if last_try or not np.isfinite(largest):
             break
-        reach = math.frexp(largest)[1]
+        unit = loops.unit_above(np.array([largest]))
     raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
 
 

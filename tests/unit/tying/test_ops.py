@@ -60,9 +60,9 @@ def test_a_gradient_of_another_layout_gets_the_same_pull(tensors):
 
 def test_twins_sum_to_the_same_bits(tensors, plain):
     weights, _, assignment = tensors
-    compiled = ops.cluster_sums(Tensors([Held(weights, assignment)]), 5, 40, 2.0**50)
+    compiled = ops.cluster_sums(Tensors([Held(weights, assignment)]), 5, 2.0**25, 2.0**31)
     plain()
-    twin = ops.cluster_sums(Tensors([Held(weights, assignment)]), 5, 40, 2.0**50)
+    twin = ops.cluster_sums(Tensors([Held(weights, assignment)]), 5, 2.0**25, 2.0**31)
     assert np.array_equal(compiled, twin)
 
 
@@ -71,8 +71,8 @@ def test_sums_that_would_not_fit_are_refused(compiled, plain):
     if not compiled:
         plain()
     weights, assignment = torch.tensor([1.0, 1.0]), torch.zeros(2, dtype=torch.uint8)
-    assert ops.cluster_sums(Tensors([Held(weights, assignment)]), 1, 3, 9.0).tolist() == [16]
-    assert ops.cluster_sums(Tensors([Held(weights, assignment)]), 1, 3, 8.0) is None
+    assert ops.cluster_sums(Tensors([Held(weights, assignment)]), 1, 8.0, 9.0).tolist() == [16]
+    assert ops.cluster_sums(Tensors([Held(weights, assignment)]), 1, 8.0, 8.0) is None
 
 
 @given(order=st.permutations(range(60)), cut=st.integers(0, 60))
@@ -193,7 +193,7 @@ def test_threads_share_the_work_and_change_nothing(threads, lent, monkeypatch):
     counts = np.bincount(index, minlength=5)
     means = ops.cluster_means(tensors, CENTERS, counts)
     expected = np.bincount(index, values, minlength=5) / counts
-    np.testing.assert_allclose(means, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(means, expected, rtol=0, atol=1e-8)
     ops.project_(tensors, CENTERS)
     for w, a in zip(weights, assignments, strict=True):
         assert torch.equal(w, torch.from_numpy(CENTERS).float()[a.long()])
@@ -209,7 +209,7 @@ def test_dead_blocks_stay_zero_and_are_not_looked_at():
     tensors = Tensors([Held(weights, assignment, dead)])
     weights[130], weights[-1] = 3.0, 4.0
     weights[0] = float("inf")  # an infinity where nobody looks is no divergence
-    means = ops.cluster_means(tensors, np.array([0.0, 1.0]), np.array([len(weights) - 2, 2]))
+    means = ops.cluster_means(tensors, np.array([0.0, 3.0]), np.array([len(weights) - 2, 2]))
     assert means[1] == 3.5
     ops.project_(tensors, np.array([0.0, 3.5]))
     assert torch.nonzero(weights).flatten().tolist() == [130, len(weights) - 1]
