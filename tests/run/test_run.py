@@ -463,9 +463,9 @@ def test_a_run_that_diverges_before_any_checkpoint_says_there_is_none(tmp_path: 
 def test_weights_that_become_infinite_while_the_loss_is_finite_stop_with_the_step(
     tmp_path: Path,
 ) -> None:
-    # Step 1 has a finite loss and leaves infinite weights, on which no mean can be taken.
+    # Step 1 has a finite loss and leaves infinite weights, which the next one finds.
     done = command("run", digits_config(tmp_path), "--out", tmp_path / "out", *EXPLODING)
-    refused(done, "at step 1", exit_code=1)
+    refused(done, "at step 2", exit_code=1)
     assert "Try a lower optimizer.rate" in done.stderr
 
 

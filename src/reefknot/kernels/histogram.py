@@ -1,104 +1,237 @@
 """Counting numbers in bins that are narrow near zero and wide far from it.
 
-Takes     finite float32 or float64 numbers.
+Takes     finite float32 or float64 numbers, in one piece or in many.
 Gives     for each occupied bin, in ascending order, how many fell into it and their mean; and the
-          way back, a value for each number from a value for each bin.
-Unaware   of clusters.
+          way back, a cluster for each number from a cluster for each bin.
+Unaware   of what the clusters are good for.
 
 A bin is a sign, one of 21 powers of two from the largest magnitude down, and some bits of fraction:
 with 10 of them about what float16 can tell apart, but without its limits, because the powers are
 counted from the largest number. What is below 2**-20 of it is at zero. Keys ascend as numbers do.
+
+All that is counted is whole: how many numbers, and where inside its bin each one is. So the order
+does not matter, threads give the same as one, and histograms of parts are added.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.jit import compiled, inlined
+from reefknot.kernels.jit import inlined
+from reefknot.kernels.shared import add_to, array_at, available_threads, worker
+from reefknot.kernels.work import (
+    CENTERS,
+    NUM_CENTERS,
+    NUM_TENSORS,
+    NUMBERS,
+    OUTSIDE,
+    SUMS,
+    TABLE,
+    TASK_SIZE,
+    Row,
+    Work,
+    block_of,
+    claim,
+)
 
 POWERS = 21
+OFFSET_BITS = 20  # of where a number is inside its bin: 2**43 of them can be added
 _FRACTION_OF = {np.dtype(np.float32): 23, np.dtype(np.float64): 52}
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """The occupied bins of some numbers."""
+class Bins:
+    """Where bins begin and end; parts that are to be added must have the same."""
 
-    counts: NDArray[np.int64]
-    means: NDArray[np.float64]
-    _keys: NDArray[np.int64]  # of the occupied bins
-    _bits: NDArray  # of the numbers, as integers
-    _shift: int
-    _lowest: int  # key of the smallest power, before it is made to begin at 0
-    _half: int  # keys of one sign
+    dtype: np.dtype
+    largest: float  # magnitude
+    fraction_bits: int
+
+    @property
+    def shift(self) -> int:
+        """The bits of a number that do not decide its bin."""
+        return _FRACTION_OF[self.dtype] - self.fraction_bits
+
+    @property
+    def lowest(self) -> int:
+        """The key of the smallest power, before it is made to begin at 0."""
+        bits = int(np.array(self.largest, self.dtype).view(f"i{self.dtype.itemsize}"))
+        return max((bits >> self.shift >> self.fraction_bits) - POWERS + 1, 0) << self.fraction_bits
+
+    @property
+    def half(self) -> int:
+        """Keys of one sign."""
+        return POWERS << self.fraction_bits
+
+
+class Histogram:
+    """How many numbers are in each bin, and the sum of their places inside it."""
+
+    def __init__(self, bins: Bins, cells: NDArray[np.int64]) -> None:
+        self.bins = bins
+        self.cells = cells  # a row for each key: count, sum of places
+        self.keys = np.flatnonzero(cells[:, 0])
+        self.counts = cells[self.keys, 0]
+        self.means = self._means()
 
     @classmethod
-    def of(cls, numbers: NDArray, *, fraction_bits: int = 10) -> "Histogram | None":
-        """Count the numbers; None for types that have no such bins, and where all are zero."""
-        numbers = np.ascontiguousarray(numbers)
-        if numbers.dtype not in _FRACTION_OF:
-            return None
-        bits = numbers.view(f"i{numbers.dtype.itemsize}")
-        shift = _FRACTION_OF[numbers.dtype] - fraction_bits
-        largest = max(abs(float(numbers.min())), abs(float(numbers.max())))
-        if largest == 0:
-            return None
-        top = int(np.array(largest, numbers.dtype).view(bits.dtype)) >> shift >> fraction_bits
-        lowest = max(top - POWERS + 1, 0) << fraction_bits
-        half = POWERS << fraction_bits
-        counts, sums = np.zeros(2 * half, np.int64), np.zeros(2 * half)
-        _count(bits, numbers, shift, lowest, counts, sums)
-        keys = np.flatnonzero(counts)
-        means = sums[keys] / counts[keys]
-        return cls(counts[keys], means, keys, bits, shift, lowest, half)
+    def of(cls, numbers: Work, bins: Bins, threads: int) -> "Histogram":
+        """Count the numbers of all rows."""
+        cells = np.zeros((2 * bins.half, 2), np.int64)
+        loop = _count(_real(bins.dtype))
+        numbers.run(loop, (bins.shift, bins.lowest, threads), threads, sums=cells.reshape(-1))
+        return cls(bins, cells)
 
-    def spread(self, clusters: NDArray) -> NDArray[np.integer]:
-        """The cluster of each number, from the cluster of each occupied bin."""
-        dtype = assignment_dtype(int(clusters.max()) + 1)
-        table = np.zeros(2 * self._half, dtype)
-        table[self._keys] = clusters
-        assignment = np.empty(self._bits.size, dtype)
-        _look_up(self._bits, self._shift, self._lowest, table, assignment)
-        return assignment
+    def __add__(self, other: "Histogram") -> "Histogram":
+        assert self.bins == other.bins
+        return Histogram(self.bins, self.cells + other.cells)
+
+    def _means(self) -> NDArray[np.float64]:
+        """Inside a bin numbers lie as their bits do: at `share` of the way to the next bin."""
+        bins, whole = self.bins, f"i{self.bins.dtype.itemsize}"
+        positive = self.keys >= bins.half
+        magnitude = np.where(positive, self.keys - bins.half, bins.half - 1 - self.keys)
+        raw = (magnitude + bins.lowest).astype(np.int64)
+        low, high = (
+            (edge << bins.shift).astype(whole).view(bins.dtype).astype(np.float64)
+            for edge in (raw, raw + 1)
+        )
+        share = self.cells[self.keys, 1] / self.counts / 2.0 ** min(bins.shift, OFFSET_BITS)
+        means = np.where(magnitude == 0, 0.0, low + (high - low) * share)
+        return np.where(positive, means, -means)
+
+    def spread(self, clusters: NDArray, numbers: Work, num_clusters: int, threads: int) -> int:
+        """Write the cluster of each number, from the cluster of each occupied bin.
+
+        It goes into the rows' assignments, which have room for `num_clusters`; gives how many of
+        them it changed.
+        """
+        index = assignment_dtype(num_clusters)
+        table = np.zeros(2 * self.bins.half, index)
+        table[self.keys] = clusters
+        loop = _assign(_real(self.bins.dtype), np.uint8 if index == np.uint8 else np.int32)
+        return numbers.run(loop, (self.bins.shift, self.bins.lowest), threads, centers=table)
+
+
+def largest_magnitude(numbers: Work, dtype: np.dtype, threads: int) -> float:
+    """The largest magnitude among the numbers of all rows; NaN or infinity if one is that."""
+    found = np.zeros(max(threads, 1) + 1, np.int64)
+    numbers.run(_extent(_real(dtype)), (0.0, 0.0), threads, sums=found)
+    return float(found.max().astype(f"i{dtype.itemsize}").view(dtype))
+
+
+def work_on(numbers: NDArray, assignment: NDArray | None = None) -> Work:
+    """The work of one array in one piece."""
+    to = 0 if assignment is None else assignment.ctypes.data
+    return Work([Row(numbers.size, numbers.ctypes.data, 0, to, 0)])
+
+
+def _real(dtype: np.dtype) -> Any:
+    return np.float32 if dtype == np.float32 else np.float64
+
+
+def has_bins(dtype: np.dtype) -> bool:
+    """Whether numbers of this type can be counted."""
+    return dtype in _FRACTION_OF
+
+
+def threads_for(elements: int) -> int:
+    """Few numbers are counted before a second thread has begun."""
+    return available_threads() if elements >= 1 << 18 else 1
 
 
 @inlined
 def _key(bits: Any, mask: Any, shift: Any, lowest: Any, half: Any) -> Any:
     """The bin of a number, from its bits; `mask` leaves out the sign. Always below 2·half."""
-    unsigned = bits & mask
-    magnitude = min(max((unsigned >> shift) - lowest, 0), half - 1)
-    positive = bits >= 0 or unsigned == 0  # -0.0 is 0.0
+    magnitude = min(max(((bits & mask) >> shift) - lowest, 0), half - 1)
+    positive = bits >= 0 or magnitude == 0
     return half + magnitude if positive else half - 1 - magnitude
 
 
-@compiled(
-    "void(int32[::1], float32[::1], int64, int64, int64[::1], float64[::1])",
-    "void(int64[::1], float64[::1], int64, int64, int64[::1], float64[::1])",
-)
-def _count(
-    bits: NDArray, numbers: NDArray, shift: Any, lowest: Any, counts: NDArray, sums: NDArray
-) -> None:
-    """Add each number to its bin."""
-    half = counts.size // 2
-    mask = np.int64(np.iinfo(bits.dtype).max)
-    for n in range(bits.size):
-        key = _key(np.int64(bits[n]), mask, shift, lowest, half)
-        counts[key] += 1
-        sums[key] += numbers[n]
+@cache
+def _extent(real: Any) -> Any:
+    whole = np.int32 if real is np.float32 else np.int64
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        found = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
+        mask = whole(np.iinfo(whole).max)
+        largest = whole(0)
+        place = np.zeros(4, np.int64)
+        while claim(task, table, place):
+            bits = block_of(table, place, 1, whole)
+            for n in range(bits.size):
+                largest = max(largest, bits[n] & mask)
+        mine = add_to(task, OUTSIDE, 1)
+        if mine < found.size:
+            found[mine] = largest
+
+    return work
 
 
-@compiled(
-    "void(int32[::1], int64, int64, uint8[::1], uint8[::1])",
-    "void(int32[::1], int64, int64, int32[::1], int32[::1])",
-    "void(int64[::1], int64, int64, uint8[::1], uint8[::1])",
-    "void(int64[::1], int64, int64, int32[::1], int32[::1])",
-)
-def _look_up(bits: NDArray, shift: Any, lowest: Any, table: NDArray, out: NDArray) -> None:
-    """What `table` says of each number's bin."""
-    half = table.size // 2
-    mask = np.int64(np.iinfo(bits.dtype).max)
-    for n in range(bits.size):
-        out[n] = table[_key(np.int64(bits[n]), mask, shift, lowest, half)]
+@cache
+def _count(real: Any) -> Any:
+    """Add each number to its bin. The task's numbers are shift, lowest key, threads."""
+    whole = np.int32 if real is np.float32 else np.int64
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        numbers = array_at(task[NUMBERS], 3, np.float64)
+        shared = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
+        shift, lowest = np.int64(numbers[0]), np.int64(numbers[1])
+        drop = np.int64(shift - OFFSET_BITS) if shift > OFFSET_BITS else np.int64(0)
+        half = shared.size // 4
+        mask = np.int64(np.iinfo(whole).max)
+        inside = (np.int64(1) << shift) - 1
+        alone = numbers[2] == 1
+        cells = shared if alone else np.zeros(shared.size, np.int64)
+        place = np.zeros(4, np.int64)
+        while claim(task, table, place):
+            bits = block_of(table, place, 1, whole)
+            for n in range(bits.size):
+                number = np.int64(bits[n])
+                key = _key(number, mask, shift, lowest, half)
+                cells[2 * key] += 1
+                cells[2 * key + 1] += (number & inside) >> drop
+        if not alone:
+            for key in range(shared.size):
+                if cells[key]:
+                    add_to(shared, key, cells[key])
+
+    return work
+
+
+@cache
+def _assign(real: Any, index: Any) -> Any:
+    """What the table says of each number's bin; `OUTSIDE` counts the changes."""
+    whole = np.int32 if real is np.float32 else np.int64
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        numbers = array_at(task[NUMBERS], 2, np.float64)
+        clusters = array_at(task[CENTERS], task[NUM_CENTERS], index)
+        shift, lowest = np.int64(numbers[0]), np.int64(numbers[1])
+        half = clusters.size // 2
+        mask = np.int64(np.iinfo(whole).max)
+        changed = np.int64(0)
+        place = np.zeros(4, np.int64)
+        while claim(task, table, place):
+            bits, a = block_of(table, place, 1, whole), block_of(table, place, 3, index)
+            for n in range(bits.size):
+                cluster = clusters[_key(np.int64(bits[n]), mask, shift, lowest, half)]
+                changed += np.int64(a[n] != cluster)
+                a[n] = cluster
+        add_to(task, OUTSIDE, changed)
+
+    return work

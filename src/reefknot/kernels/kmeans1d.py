@@ -17,8 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from reefknot.errors import ReefknotError
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.histogram import Histogram
+from reefknot.kernels.histogram import (
+    Bins,
+    Histogram,
+    has_bins,
+    largest_magnitude,
+    threads_for,
+    work_on,
+)
 from reefknot.kernels.jit import compiled
+from reefknot.kernels.work import Work
 
 Distance = Literal["l2", "l1"]
 
@@ -68,14 +76,20 @@ def kmeans1d(
     masses = None if weights is None else np.asarray(weights, np.float64)
     _check(numbers, masses, num_clusters, distance)
     if not exact and masses is None and distance == "l2" and numbers.size >= MANY:
-        bins = Histogram.of(numbers.ravel(), fraction_bits=10 if num_clusters <= 64 else 12)
-        # Where nearly everything falls into a few bins, the bins are too coarse for the numbers.
-        if bins is not None and len(bins.counts) >= BINS_PER_CLUSTER * num_clusters:
-            line = _Line(bins.means, bins.counts.astype(np.float64), distance)
-            starts = line.solve(num_clusters, centers, max_iterations)
-            clusters = np.searchsorted(starts, np.arange(len(line)), side="right") - 1
-            assignment = bins.spread(clusters).reshape(numbers.shape)
-            return Clustering(line.final_centers(starts), assignment)
+        assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
+        flat = np.ascontiguousarray(numbers)
+        work = work_on(flat, assignment)
+        found = refit(
+            work,
+            flat.dtype,
+            num_clusters,
+            centers,
+            threads_for(flat.size),
+            max_iterations=max_iterations,
+        )
+        if found is not None:
+            return Clustering(found.centers, assignment)
+    _check_finite(numbers)
     line = _Line.of(numbers.ravel(), masses, distance)
     if len(line) <= num_clusters:
         starts = np.arange(len(line), dtype=np.int64)
@@ -86,6 +100,43 @@ def kmeans1d(
     assignment = np.searchsorted(line.points[starts[1:]], numbers.ravel(), side="right")
     dtype = assignment_dtype(len(starts))
     return Clustering(line.final_centers(starts), assignment.astype(dtype).reshape(numbers.shape))
+
+
+class Refit(NamedTuple):
+    """Ascending centers, and how many assignments are others than before."""
+
+    centers: NDArray[np.float64]
+    changed: int
+
+
+def refit(
+    numbers: Work,
+    dtype: np.dtype,
+    num_clusters: int,
+    centers: ArrayLike | None,
+    threads: int,
+    *,
+    max_iterations: int = 100,
+) -> Refit | None:
+    """k-means on numbers where they lie, of any amount: they are counted, not copied.
+
+    The rows' assignments are written. None, and nothing is written, if the numbers have no bins or
+    nearly all fall into a few of them, which are then too coarse; or if one is not finite.
+    """
+    if not has_bins(dtype):
+        return None
+    largest = largest_magnitude(numbers, dtype, threads)
+    if not 0 < largest < np.inf:
+        return None
+    bins = Bins(dtype, largest, 10 if num_clusters <= 64 else 12)
+    histogram = Histogram.of(numbers, bins, threads)
+    if len(histogram.counts) < BINS_PER_CLUSTER * num_clusters:
+        return None
+    line = _Line(histogram.means, histogram.counts.astype(np.float64), "l2")
+    starts = line.solve(num_clusters, centers, max_iterations)
+    clusters = np.searchsorted(starts, np.arange(len(line)), side="right") - 1
+    changed = histogram.spread(clusters, numbers, num_clusters, threads)
+    return Refit(line.final_centers(starts), changed)
 
 
 def nearest(values: ArrayLike, centers: NDArray[np.float64]) -> NDArray[np.integer]:
@@ -101,16 +152,19 @@ def _check(numbers: NDArray, masses: NDArray | None, num_clusters: int, distance
         raise ReefknotError(f"distance must be 'l2' or 'l1', found {distance!r}")
     if numbers.size == 0:
         raise ReefknotError("there are no values to cluster")
-    bad = numbers.size - np.count_nonzero(np.isfinite(numbers))
-    if bad:
-        raise ReefknotError(
-            f"values must be finite to be clustered; {bad:,} of {numbers.size:,} are not"
-        )
     if masses is not None:
         if masses.shape != numbers.shape:
             raise ReefknotError(f"{masses.size} weights were given for {numbers.size} values")
         if not np.all(np.isfinite(masses)) or np.any(masses < 0) or not np.any(masses > 0):
             raise ReefknotError("weights must be finite, none negative and not all zero")
+
+
+def _check_finite(numbers: NDArray) -> None:
+    bad = numbers.size - np.count_nonzero(np.isfinite(numbers))
+    if bad:
+        raise ReefknotError(
+            f"values must be finite to be clustered; {bad:,} of {numbers.size:,} are not"
+        )
 
 
 class _Line:

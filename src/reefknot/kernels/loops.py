@@ -15,16 +15,15 @@ compiler can turn into vector instructions. Branches on the sign of a weight are
 selections, because signs are random and a wrong guess costs more.
 """
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
-from reefknot.kernels.jit import compiled, inlined, inlined_with_arrays
-from reefknot.kernels.shared import add_to, array_at, share, worker
+from reefknot.kernels.jit import compiled, inlined
+from reefknot.kernels.shared import add_to, array_at, worker
 from reefknot.kernels.vectors import (
     LANES,
     REPLICAS,
@@ -33,82 +32,22 @@ from reefknot.kernels.vectors import (
     can_look_up,
     look_up,
 )
+from reefknot.kernels.work import (
+    BLOCK,
+    CENTERS,
+    NUM_CENTERS,
+    NUM_TENSORS,
+    NUMBERS,
+    OUTSIDE,
+    SUBBLOCK,
+    SUMS,
+    TABLE,
+    TASK_SIZE,
+    block_of,
+    claim,
+)
 
-BLOCK = 4096
-SUBBLOCK = 64  # what is skipped if all of it is in the zero cluster of hard tying
 ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
-
-# What a task holds; its element 0 is the number of the next block.
-NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, TASK_SIZE = range(1, 9)
-
-
-class Row(NamedTuple):
-    """A tensor: its size, and the addresses of what belongs to its elements; 0 for nothing."""
-
-    size: int
-    weights: int
-    grad: int
-    assignment: int
-    dead: int  # a byte for each sub-block: whether all of it is in the zero cluster
-
-
-GRAD = Row._fields.index("grad")
-
-
-class Work:
-    """Tensors that loops run over, again and again; their memory must outlive this."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.table = np.array(rows, np.int64).reshape(len(rows), len(Row._fields))
-        self.elements = int(self.table[:, 0].sum())
-        self._numbers = np.zeros(2)
-        self._task = np.zeros(TASK_SIZE, np.int64)
-        self._task[NUM_TENSORS], self._task[TABLE] = len(rows), self.table.ctypes.data
-        self._task[NUMBERS] = self._numbers.ctypes.data
-
-    def run(
-        self,
-        loop: Any,
-        numbers: tuple[float, float],
-        threads: int,
-        *,
-        centers: NDArray | None = None,
-        sums: NDArray[np.int64] | None = None,
-    ) -> bool:
-        """Run a loop over the tensors; False if some block was outside its limit."""
-        task = self._task
-        self._numbers[:] = numbers
-        if centers is not None:
-            table = np.zeros(max(centers.size, TABLE_SIZE), centers.dtype)
-            table[: centers.size] = centers
-            task[NUM_CENTERS], task[CENTERS] = centers.size, table.ctypes.data
-        if sums is not None:
-            task[NUM_CENTERS], task[SUMS] = sums.size, sums.ctypes.data
-        task[OUTSIDE] = 0
-        share(loop, task, self.elements, min(threads, 1 + self.elements // (4 * BLOCK)))
-        return bool(task[OUTSIDE] == 0)
-
-
-@inlined
-def _claim(task: Any, table: Any, place: Any) -> Any:
-    """Find the next block that nobody works on: `place` is its tensor, first block, begin, end."""
-    block = add_to(task, 0, 1)
-    while place[0] < task[NUM_TENSORS]:
-        size = table[place[0], 0]
-        begin = (block - place[1]) * BLOCK
-        if begin < size:
-            place[2], place[3] = begin, min(begin + BLOCK, size)
-            return True
-        place[0] += 1
-        place[1] += (size + BLOCK - 1) // BLOCK
-    return False
-
-
-@inlined_with_arrays
-def _slice(table: Any, place: Any, column: Any, dtype: Any) -> Any:
-    """The present block of one of the arrays of its tensor."""
-    tensor = place[0]
-    return array_at(table[tensor, column], table[tensor, 0], dtype)[place[2] : place[3]]
 
 
 @cache
@@ -152,9 +91,9 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
         minus_tying, minus_l1 = -tying, -l1
         own = np.empty(BLOCK, real)
         place = np.zeros(4, np.int64)
-        while _claim(task, table, place):
-            w, g = _slice(table, place, 1, real), _slice(table, place, 2, real)
-            find(centers, task[NUM_CENTERS], _slice(table, place, 3, index), own)
+        while claim(task, table, place):
+            w, g = block_of(table, place, 1, real), block_of(table, place, 2, real)
+            find(centers, task[NUM_CENTERS], block_of(table, place, 3, index), own)
             if to_medians:
                 for n in range(w.size):
                     outward = tying if w[n] > own[n] else zero
@@ -195,8 +134,8 @@ def sum_clusters(real: Any, index: Any) -> Any:
         cells = np.zeros(REPLICAS * num_pairs * 2, np.int64)
         partial = np.zeros((ROWS, sums.size), np.int64)
         place = np.zeros(4, np.int64)
-        while _claim(task, table, place):
-            w, a = _slice(table, place, 1, real), _slice(table, place, 3, index)
+        while claim(task, table, place):
+            w, a = block_of(table, place, 1, real), block_of(table, place, 3, index)
             dead = array_at(table[place[0], 4], table[place[0], 0], np.uint8)
             skips = table[place[0], 4] != 0
             outside = 0
@@ -252,8 +191,8 @@ def project(real: Any, index: Any) -> Any:
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
         centers = array_at(task[CENTERS], max(task[NUM_CENTERS], TABLE_SIZE), real)
         place = np.zeros(4, np.int64)
-        while _claim(task, table, place):
-            w, a = _slice(table, place, 1, real), _slice(table, place, 3, index)
+        while claim(task, table, place):
+            w, a = block_of(table, place, 1, real), block_of(table, place, 3, index)
             dead = array_at(table[place[0], 4], table[place[0], 0], np.uint8)
             skips = table[place[0], 4] != 0
             step = SUBBLOCK if skips else w.size
@@ -296,8 +235,8 @@ def soft_threshold(real: Any) -> Any:
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
         threshold = real(array_at(task[NUMBERS], 2, np.float64)[0])
         place = np.zeros(4, np.int64)
-        while _claim(task, table, place):
-            w = _slice(table, place, 1, real)
+        while claim(task, table, place):
+            w = block_of(table, place, 1, real)
             for n in range(w.size):
                 above = max(w[n] - threshold, real(0))
                 below = min(w[n] + threshold, real(0))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reefknot.errors import DivergedError, TyingError
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.kmeans1d import Distance, kmeans1d, nearest
+from reefknot.kernels.kmeans1d import MANY, Distance, kmeans1d, nearest, refit
 from reefknot.tying import ops
 from reefknot.tying.selection import Named
 
@@ -73,13 +73,14 @@ class Group:
 
     def start(self, how: Start) -> None:
         """First centers: evenly over the range of the weights (the paper), or k-means on them."""
-        weights = self._gather()
         if how == "kmeans":
-            found = kmeans1d(weights, self.num_clusters, distance=self.distance)
-            self._set(found.centers, found.assignment)
+            self._fit(None)
             return
-        even = np.linspace(weights.min(), weights.max(), self.num_clusters)
-        self._set(even, nearest(weights, even))
+        low, high = np.inf, -np.inf
+        for row in self._rows():
+            low, high = min(low, float(row.min())), max(high, float(row.max()))
+        even = np.linspace(low, high, self.num_clusters)
+        self._set(even, np.concatenate([nearest(row, even) for row in self._rows()]))
 
     def start_sparse(self, how: Start) -> None:
         """Zeros get a cluster of their own at exactly 0, k-means on the others the rest.
@@ -106,11 +107,30 @@ class Group:
 
     def refit(self) -> float:
         """Full 1-D k-means from the present centers; gives the share of changed assignments."""
-        weights = self._gather()
+        return self._fit(self.centers) / self.num_weights
+
+    def _fit(self, centers: np.ndarray | None) -> int:
+        """k-means, from these centers if there are some; gives how many assignments changed.
+
+        Where the weights can be reached they are counted in place; otherwise they are copied.
+        """
+        if not self.assignments:
+            self._set(np.zeros(1), np.zeros(self.num_weights, assignment_dtype(self.num_clusters)))
+        tensors = self._tensors()
+        if self.distance == "l2" and self.num_weights >= MANY and all(tensors.reached):
+            dtype = np.dtype(tensors.types[0])
+            threads = torch.get_num_threads()
+            found = refit(tensors.work, dtype, self.num_clusters, centers, threads)
+            if found is not None:
+                self.centers = found.centers
+                self._count()
+                return found.changed
         before = self._gather_assignment()
-        found = kmeans1d(weights, self.num_clusters, centers=self.centers, distance=self.distance)
-        self._set(found.centers, found.assignment)
-        return float(np.mean(before != found.assignment))
+        copied = kmeans1d(
+            self._gather(), self.num_clusters, centers=centers, distance=self.distance
+        )
+        self._set(copied.centers, copied.assignment)
+        return int(np.count_nonzero(before != copied.assignment))
 
     def refresh(self) -> None:
         """Centers become the means (or medians) of their clusters; the assignment is kept.
@@ -247,17 +267,21 @@ class Group:
         zeros = np.zeros(len(self.centers), np.int64)
         self.counts = sum((counts for _, counts in self.tensor_counts()), zeros)
 
-    def _gather(self) -> np.ndarray:
-        """A copy of all weights in one row."""
+    def _rows(self) -> Iterator[np.ndarray]:
+        """The weights of each member in the order of memory, as float32 or float64."""
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        rows = [ops.flat(parameter).to(wide).cpu().numpy() for parameter in self.members.values()]
-        for name, row in zip(self.members, rows, strict=True):
+        for name, parameter in self.members.items():
+            row = ops.flat(parameter).to(wide).cpu().numpy()
             if not np.all(np.isfinite(row)):
                 raise DivergedError(
                     f"weights of {name!r} are not finite, so they cannot be clustered; lower the "
                     "rate or the strengths, or start from a sound checkpoint"
                 )
-        return np.concatenate(rows)
+            yield row
+
+    def _gather(self) -> np.ndarray:
+        """A copy of all weights in one row."""
+        return np.concatenate(list(self._rows()))
 
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])

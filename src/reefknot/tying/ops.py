@@ -18,6 +18,7 @@ from torch import Tensor
 from reefknot.errors import DivergedError, TyingError
 from reefknot.kernels import loops
 from reefknot.kernels.shared import borrow
+from reefknot.kernels.work import GRAD, SUBBLOCK, Row, Work
 from reefknot.tying.threads import torch_team
 
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -49,7 +50,7 @@ class Tensors:
         self.held = list(held)
         self.reached = [runs_compiled(weights) for weights, _, _ in held]  # by compiled loops
         rows = [
-            loops.Row(
+            Row(
                 w.numel() if reached else 0,  # the others are left to the twin
                 w.data_ptr(),
                 0,
@@ -58,12 +59,12 @@ class Tensors:
             )
             for (w, a, dead), reached in zip(held, self.reached, strict=True)
         ]
-        self.work = loops.Work(rows)
+        self.work = Work(rows)
         self.sizes = self.work.table[:, 0].copy()
         self.num_bits = sum(w.numel() for w, _, _ in held).bit_length()
         self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
 
-    def run(self, loop: Any, numbers: tuple[float, float], **arrays: np.ndarray) -> bool:
+    def run(self, loop: Any, numbers: tuple[float, ...], **arrays: np.ndarray) -> int:
         """Run a compiled loop over the weights that it can reach."""
         return self.work.run(loop, numbers, torch.get_num_threads(), **arrays)
 
@@ -117,7 +118,7 @@ def add_pull_(
         together = grad is not None and tensors.reached[n] and _alike(grad, weights)
         if together:
             assert grad is not None
-            table[n, loops.GRAD] = grad.data_ptr()
+            table[n, GRAD] = grad.data_ptr()
         elif grad is not None:
             grad.add_(_pull(weights, assignment, centers, tying_strength, l1_strength, to_medians))
         table[n, 0] = tensors.sizes[n] if together else 0
@@ -153,7 +154,7 @@ def cluster_sums(
     sums = np.zeros(num_clusters, np.int64)
     if any(tensors.reached):
         loop = loops.sum_clusters(*tensors.types)
-        if not tensors.run(loop, (scale, limit), sums=sums):
+        if tensors.run(loop, (scale, limit), sums=sums):
             return None
     for weights, assignment, _ in tensors.out_of_reach():
         w, a = flat(weights), flat(assignment)
@@ -202,7 +203,7 @@ def project_(tensors: Tensors, centers: np.ndarray) -> None:
 def soft_threshold_(weights: Tensor, threshold: float) -> None:
     """The proximal step of threshold·|w|: towards zero, and exactly zero within the threshold."""
     if runs_compiled(weights):
-        work = loops.Work([loops.Row(weights.numel(), weights.data_ptr(), 0, 0, 0)])
+        work = Work([Row(weights.numel(), weights.data_ptr(), 0, 0, 0)])
         loop = loops.soft_threshold(_REAL[weights.dtype])
         work.run(loop, (threshold, 0.0), torch.get_num_threads())
     else:
@@ -212,7 +213,7 @@ def soft_threshold_(weights: Tensor, threshold: float) -> None:
 def dead_blocks(assignment: Tensor, zero_cluster: int) -> NDArray[np.uint8]:
     """For each sub-block of the loops, in the order of memory, whether it is all zero cluster."""
     alive = flat(assignment).cpu().numpy() != zero_cluster
-    starts = np.arange(0, len(alive), loops.SUBBLOCK)
+    starts = np.arange(0, len(alive), SUBBLOCK)
     return (~np.logical_or.reduceat(alive, starts)).astype(np.uint8)
 
 

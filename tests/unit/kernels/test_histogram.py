@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from reefknot import kmeans1d
-from reefknot.kernels.histogram import Histogram
+from reefknot.kernels.histogram import Bins, Histogram, largest_magnitude, work_on
 from reefknot.kernels.kmeans1d import MANY
 
 numbers = arrays(
@@ -17,23 +17,56 @@ numbers = arrays(
 )
 
 
+def counted(values, threads=1):
+    work = work_on(values)
+    return Histogram.of(work, Bins(values.dtype, float(np.abs(values).max()), 10), threads)
+
+
 @given(values=numbers)
 def test_bins_hold_every_number_once_and_ascend_with_them(values):
-    bins = Histogram.of(values)
-    if bins is None:
-        assert not values.any()
+    if not values.any():
         return
-    assert bins.counts.sum() == len(values)
-    assert np.all(np.diff(bins.means) >= 0)
-    where = bins.spread(np.arange(len(bins.counts)))
+    found = counted(values)
+    assert found.counts.sum() == len(values)
+    assert np.all(np.diff(found.means) > 0)
+    where = np.empty(len(values), np.uint8)
+    found.spread(np.arange(len(found.counts)), work_on(values, where), 256, 1)
     assert np.all(np.diff(where[np.argsort(values, kind="stable")].astype(int)) >= 0)
     largest = np.abs(values.astype(float)).max()
-    for k, mean in enumerate(bins.means):
+    for k, mean in enumerate(found.means):
         inside = values[where == k].astype(float)
-        assert len(inside) == bins.counts[k]
-        assert mean == pytest.approx(inside.mean(), rel=1e-9, abs=largest * 1e-12)
+        assert len(inside) == found.counts[k]
+        assert mean == pytest.approx(inside.mean(), rel=1e-9, abs=largest * 2.0**-20)
         width = inside.max() - inside.min()
         assert width <= max(2.0**-10 * np.abs(inside).max(), 2.0**-19 * largest)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_means_of_bins_are_the_means_of_what_is_in_them(dtype):
+    values = np.random.default_rng(3).normal(size=50_000).astype(dtype)
+    found = counted(values)
+    where = np.empty(len(values), np.int32)
+    found.spread(np.arange(len(found.counts)), work_on(values, where), 1 << 20, 1)
+    means = np.bincount(where, values.astype(float)) / np.bincount(where)
+    np.testing.assert_allclose(found.means, means, rtol=2.0**-30, atol=2.0**-20 * 5)
+
+
+@given(cuts=st.lists(st.integers(0, 30_000), max_size=3), threads=st.integers(1, 3))
+def test_histograms_of_parts_add_up_to_that_of_the_whole(cuts, threads):
+    values = np.random.default_rng(0).normal(size=30_000).astype(np.float32)
+    bins = Bins(values.dtype, float(np.abs(values).max()), 10)
+    parts = [part for part in np.split(values, sorted(cuts)) if len(part)]
+    found = [Histogram.of(work_on(np.ascontiguousarray(p)), bins, threads) for p in parts]
+    whole = counted(values)
+    assert np.array_equal(sum(found[1:], found[0]).cells, whole.cells)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("worst", [-7.5, 7.5, np.inf, -np.inf, np.nan])
+def test_the_largest_magnitude_is_found_and_so_is_what_is_not_finite(dtype, worst):
+    values = np.random.default_rng(0).normal(size=20_000).astype(dtype)
+    values[12_345] = worst
+    np.testing.assert_equal(largest_magnitude(work_on(values), values.dtype, 2), abs(worst))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -52,7 +85,8 @@ def test_many_numbers_are_clustered_within_a_thousandth_of_the_optimum(dtype, k,
     assert cost(found) <= 1.001 * cost(best)
     for cluster in range(k):
         inside = values[found.assignment == cluster].astype(float)
-        assert found.centers[cluster] == pytest.approx(inside.mean(), rel=1e-6)
+        tiny = 2.0**-20 * float(np.abs(values).max())  # what is smaller is counted as zero
+        assert found.centers[cluster] == pytest.approx(inside.mean(), rel=1e-6, abs=tiny)
 
 
 def test_many_copies_of_few_numbers_come_back_unchanged():
