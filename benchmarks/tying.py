@@ -1,4 +1,4 @@
-"""What tying costs: the training step, the refit and the memory, against what people use.
+"""What tying costs: the training step, the loop, the refit and the memory, against what people use.
 
     python benchmarks/tying.py [--json FILE] [--quick]
 
@@ -6,9 +6,9 @@ Takes     an environment with reefknot and the peers (coremltools, flash1dkmeans
           one that is not there is left out.
 Gives     tables as Markdown on standard output, and everything as JSON.
 
-Steps are ratios to the same step without tying: the variants take turns, and the median ratio of all turns
-is given with its quartiles, so that a busy machine disturbs all of them alike. A peer that needs more than two
-minutes, or is refused because it would need more than 8 GB, is given as such.
+Steps are ratios to the same step without tying: the variants take turns of some steps each, and the median ratio
+of all turns is given with its quartiles, so that a busy machine disturbs all of them alike. A peer that needs more
+than two minutes, or is refused because it would need more than 8 GB, is given as such.
 """
 
 import argparse
@@ -16,6 +16,9 @@ import gc
 import json
 import platform
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,19 +31,21 @@ import reefknot
 from reefknot.zoo import NETWORKS
 
 LIMIT_SECONDS = 120
+RECORDS = Path(__file__).parents[1] / "experiments" / "records"
+SLOW = ("naive autograd", "Gaussian mixture", "coremltools DKM")
 INPUTS = {"lenet-300-100": (1, 28, 28), "lenet-5-caffe": (1, 28, 28), "vgg-16": (3, 32, 32)}
 
 
 # -- steps ----------------------------------------------------------------------------------
 
 
-def trainer(network, prepare, batch_size=128):
+def trainer(network, prepare, make, batch_size=128):
     """A function that makes one training step of a fresh network, and what must be kept alive."""
     torch.manual_seed(0)
     model = NETWORKS[network]()
     inputs = torch.randn(batch_size, *INPUTS[network])
     labels = torch.randint(0, 10, (batch_size,))
-    model, optimizer, penalty, after = prepare(model)
+    model, optimizer, penalty, after = prepare(model, make)
 
     def step():
         optimizer.zero_grad()
@@ -58,23 +63,41 @@ def sgd(model, *more):
     return torch.optim.SGD([*model.parameters(), *more], lr=0.01, momentum=0.9)
 
 
-def plain(model):
-    return model, sgd(model), None, lambda: None
+def adadelta(model, *more):
+    return torch.optim.Adadelta([*model.parameters(), *more], lr=1.0)
 
 
-def soft(model):
-    optimizer = sgd(model)
+OPTIMIZERS = {"adadelta": adadelta, "sgd": sgd}
+
+
+def plain(model, make):
+    return model, make(model), None, lambda: None
+
+
+def soft(model, make):
+    optimizer = make(model)
     reefknot.SparseAPT(model, refit_every=1000).attach(optimizer)
     return model, optimizer, None, lambda: None
 
 
-def hard(model):
-    optimizer = sgd(model)
+def hard(model, make):
+    optimizer = make(model)
     reefknot.SparseAPT(model).attach(optimizer).harden()
     return model, optimizer, None, lambda: None
 
 
-def naive(model, k=17):
+def hard_sparse(model, make):
+    """Hard tying as it is in practice: nearly all weights are zero, and their blocks are skipped."""
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    for path in sorted(RECORDS.glob("*sparse_apt*/model.reef")):
+        state = reefknot.load(path)
+        if {name: tuple(value.shape) for name, value in state.items()} == shapes:
+            model.load_state_dict(state)
+            return hard(model, make)
+    raise FileNotFoundError("no record of this network")
+
+
+def naive(model, make, k=17):
     """The k-means penalty and L1 by autograd, as written down in the paper: O(N·K)."""
     weights = list(model.parameters())
     low = min(float(w.detach().min()) for w in weights)
@@ -86,10 +109,10 @@ def naive(model, k=17):
         nearest = (flat[:, None] - centers[None, :]).square().min(1).values
         return 1e-5 / 2 * nearest.sum() + 1e-4 * flat.abs().sum()
 
-    return model, sgd(model), penalty, lambda: None
+    return model, make(model), penalty, lambda: None
 
 
-def mixture(model, k=17):
+def mixture(model, make, k=17):
     """A Gaussian mixture prior as in Soft Weight Sharing: -log p(w) with learned components."""
     weights = list(model.parameters())
     means = nn.Parameter(torch.linspace(-0.6, 0.6, k))
@@ -102,94 +125,148 @@ def mixture(model, k=17):
         log_p = torch.log_softmax(logits, 0) + 0.5 * (log_precisions - away)
         return -1e-6 * torch.logsumexp(log_p, 1).sum()
 
-    return model, sgd(model, means, log_precisions, logits), penalty, lambda: None
+    return model, make(model, means, log_precisions, logits), penalty, lambda: None
 
 
-def dkm(model):
+def dkm(model, make):
     """coremltools' differentiable k-means palettizer with 16 values a tensor."""
     from coremltools.optimize.torch.palettization import DKMPalettizer, DKMPalettizerConfig
 
     config = DKMPalettizerConfig.from_dict({"global_config": {"n_bits": 4, "milestone": 0}})
     palettizer = DKMPalettizer(model, config)
     model = palettizer.prepare(inplace=True)
-    return model, sgd(model), None, palettizer.step
+    return model, make(model), None, palettizer.step
 
 
-def step_rows(network, variants, turns):
+def step_rows(network, optimizer, variants, turns, steps_a_turn):
     """The ratio of each variant's step to the plain one, all taking turns."""
-    steps = {"plain": trainer(network, plain)}
+    make = OPTIMIZERS[optimizer]
+    named = {"network": network, "optimizer": optimizer}
+    steps = {"plain": trainer(network, plain, make)}
     rows = []
     for name, prepare in variants.items():
         try:
-            steps[name] = trainer(network, prepare)
+            steps[name] = trainer(network, prepare, make)
             steps[name]()
         except Exception as error:  # a peer may be missing or unable; that is a result too
             steps.pop(name, None)
-            rows.append({"network": network, "variant": name, "note": f"{type(error).__name__}"})
+            rows.append(named | {"variant": name, "note": f"{type(error).__name__}"})
     seconds = {name: [] for name in steps}
-    for step in steps.values():
-        step(), step()
     for _ in range(turns):
         for name, step in steps.items():
+            step()  # brings its memory back into the caches
+            count = 1 if name in SLOW else steps_a_turn
             begin = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - begin)
+            for _ in range(count):
+                step()
+            seconds[name].append((time.perf_counter() - begin) / count)
     base = np.array(seconds["plain"])
+    tying = np.median(np.array(seconds["soft tying"]) - base)
     for name, taken in seconds.items():
         ratio = np.array(taken) / base
         low, middle, high = np.percentile(ratio, [25, 50, 75])
-        rows.append({
-            "network": network, "variant": name, "ms": 1e3 * float(np.median(taken)),
+        row = named | {
+            "variant": name, "ms": 1e3 * float(np.median(taken)),
             "ratio": float(middle), "ratio 25 %": float(low), "ratio 75 %": float(high),
-        })  # fmt: skip
+        }  # fmt: skip
+        if name in SLOW:
+            row["adds, of what soft tying adds"] = float(np.median(np.array(taken) - base) / tying)
+        rows.append(row)
     return rows
+
+
+# -- the loop -------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Adds up the time inside the outermost calls of some functions."""
+
+    def __init__(self):
+        self.seconds, self.depth = 0.0, 0
+
+    def around(self, function):
+        def timed(*args, **kwargs):
+            self.depth += 1
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.depth -= 1
+                if not self.depth:
+                    self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
+def loop_row(steps=2000):
+    """The share of `reefknot run` that goes into forward, backward and optimizer (tying included)."""
+    from reefknot.config import make_config
+    from reefknot.run import run
+
+    config = make_config({
+        "model": "lenet-300-100", "data": "mnist", "method": "sparse_apt", "evaluate_test": False,
+        "training": {"soft_steps": steps, "hard_steps": steps // 4, "threads": torch.get_num_threads()},
+    })  # fmt: skip
+    watch = Stopwatch()
+    held = nn.Module.__call__, torch.Tensor.backward
+    optimizer = torch.optim.Adadelta.step
+    nn.Module.__call__ = watch.around(held[0])
+    torch.Tensor.backward = watch.around(held[1])
+    torch.optim.Adadelta.step = watch.around(optimizer)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            record = run(config, Path(folder) / "run")
+    finally:
+        nn.Module.__call__, torch.Tensor.backward = held
+        torch.optim.Adadelta.step = optimizer
+    whole = record["seconds"]
+    return {"steps": steps + steps // 4, "seconds": whole, "share": watch.seconds / whole}
 
 
 # -- refits ---------------------------------------------------------------------------------
 
 
-def ours_cold(values, k):
+def ours_cold(values, k, start):
     return reefknot.kmeans1d(values, k)
 
 
 def last_centers(values, k):
     """Where centers stand a thousand steps after a refit: near their places, not in them."""
-    found = reefknot.kmeans1d(values[:: max(1, len(values) // 10**5)], k).centers
-    return found * np.random.default_rng(1).normal(1, 0.03, len(found))
+    found = reefknot.kmeans1d(values, k).centers
+    return found * np.random.default_rng(1).normal(1, 0.01, len(found))
 
 
-def ours_warm(values, k):
-    return reefknot.kmeans1d(values, k, centers=last_centers(values, k))
+def ours_warm(values, k, start):
+    return reefknot.kmeans1d(values, k, centers=start)
 
 
-def sorted_lloyd(values, k):
+def sorted_lloyd(values, k, start):
     """The paper's own way: sort, then binary searches for the boundaries."""
     from reefknot.kernels import kmeans1d
 
     line = kmeans1d._Line.of(values, None, "l2")
-    starts = line.lloyd(np.sort(last_centers(values, k)), k, 100)
+    starts = line.lloyd(np.sort(start), k, 100)
     return line.centers(starts), np.searchsorted(line.points[starts[1:]], values, side="right")
 
 
-def flash(values, k):
+def flash(values, k, start):
     import flash1dkmeans
 
     centers, labels = flash1dkmeans.kmeans_1d(values, k, max_iter=100)
     return centers, labels
 
 
-def kmeans1d_package(values, k):
+def kmeans1d_package(values, k, start):
     import kmeans1d
 
     found = kmeans1d.cluster(values, k)
     return np.array(found.centroids), np.array(found.clusters)
 
 
-def scikit_learn(values, k):
+def scikit_learn(values, k, start):
     from sklearn.cluster import KMeans
 
-    start = np.linspace(values.min(), values.max(), k)[:, None]
-    found = KMeans(k, init=start, n_init=1, max_iter=100).fit(values[:, None])
+    found = KMeans(k, init=np.sort(start)[:, None], n_init=1, max_iter=100).fit(values[:, None])
     return found.cluster_centers_[:, 0], found.labels_
 
 
@@ -199,7 +276,7 @@ REFITS = {
     "sorted, warm": sorted_lloyd,
     "flash1dkmeans": flash,
     "kmeans1d (exact)": kmeans1d_package,
-    "scikit-learn KMeans": scikit_learn,
+    "scikit-learn KMeans, warm": scikit_learn,
 }
 
 
@@ -234,51 +311,74 @@ def distortion(values, centers, assignment):
     return total / len(values)
 
 
-def refit_rows(sizes, clusters):
-    rows, given_up = [], set()
+def refit_rows(sizes, clusters, repeats=3):
+    rows, given_up = [], {}
     for size in sizes:
         values = (np.random.default_rng(0).standard_t(4, size) * 0.05).astype(np.float32)
         for k in clusters:
+            start = last_centers(values, k)
             exact = None
             if size <= 10**6:
-                best = reefknot.kmeans1d(values, k, exact=True)
-                exact = distortion(values, *best)
+                exact = distortion(values, *reefknot.kmeans1d(values, k, exact=True))
             for name, refit in REFITS.items():
                 row = {"N": size, "K": k, "method": name}
-                if (name, k) in given_up or (name == "kmeans1d (exact)" and size * k * 8 > 8e9):
+                too_large = name == "kmeans1d (exact)" and size * k * 8 > 8e9
+                if too_large or size * k >= given_up.get(name, np.inf):
                     rows.append(row | {"note": "over 2 minutes or 8 GB"})
                     continue
                 gc.collect()
                 try:
-                    first = timed(lambda r=refit, v=values, n=k: r(v, n))
-                    again = first and first[0] < 5 and timed(lambda r=refit, v=values, n=k: r(v, n))
+                    runs = [timed(lambda r=refit, v=values, n=k, s=start: r(v, n, s))]
+                    while runs[-1] and len(runs) < repeats and runs[-1][0] < 5:
+                        runs.append(timed(lambda r=refit, v=values, n=k, s=start: r(v, n, s)))
                 except Exception as error:  # a peer may be missing
                     rows.append(row | {"note": type(error).__name__})
                     continue
-                if first is None:
-                    given_up.add((name, k))
+                if runs[-1] is None:
+                    given_up[name] = size * k
                     rows.append(row | {"note": "over 2 minutes"})
                     continue
-                seconds, result = min([first] + [again] * bool(again), key=lambda pair: pair[0])
-                row["ms"] = 1e3 * seconds
-                row["distortion"] = distortion(values, *result)
+                taken = [1e3 * seconds for seconds, _ in runs]
+                row |= {"ms": min(taken), "slowest ms": max(taken)}
+                row["distortion"] = distortion(values, *runs[-1][1])
                 if exact:
                     row["over the optimum %"] = 100 * (row["distortion"] / exact - 1)
                 rows.append(row)
+                del runs
     return rows
 
 
 # -- memory ---------------------------------------------------------------------------------
 
 
-def memory_row(network="vgg-16"):
-    """Bytes per weight that tying holds on to between steps."""
-    model = NETWORKS[network]()
-    tie = reefknot.SparseAPT(model).attach(torch.optim.SGD(model.parameters(), lr=0.01))
-    held = sum(a.nbytes for group in tie.groups for a in group.assignments.values())
-    held += sum(group.centers.nbytes + group.counts.nbytes for group in tie.groups)
-    weights = sum(group.num_weights for group in tie.groups)
-    return {"network": network, "weights": weights, "bytes per weight": held / weights}
+def memory_rows(weights=40_000_000):
+    """The peak of a process that trains with and without tying, in bytes per weight, refit included."""
+    code = """
+import resource, sys, torch, reefknot
+model = torch.nn.Linear(4000, int(sys.argv[1]) // 4000, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if sys.argv[2] == "tied":
+    reefknot.SparseAPT(model, refit_every=2).attach(optimizer)
+x = torch.randn(4, 4000)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    # The loops are compiled before, so that the compiler's own memory is in neither figure.
+    peaks = {}
+    for kind in ("tied", "plain", "tied"):
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(weights), kind],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks[kind] = int(run.stdout)
+    more = (peaks["tied"] - peaks["plain"]) / weights
+    return [{"weights": weights, "plain MB": peaks["plain"] / 1e6, "tied MB": peaks["tied"] / 1e6,
+             "more bytes a weight": more}]  # fmt: skip
 
 
 def table(rows):
@@ -299,24 +399,32 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ours = {"soft tying": soft, "hard tying": hard}
+    ours = {"soft tying": soft, "hard tying": hard, "hard tying, a sparse net": hard_sparse}
     peers = {"naive autograd": naive, "Gaussian mixture": mixture, "coremltools DKM": dkm}
-    turns = 20 if options.quick else 200
-    steps = step_rows("lenet-300-100", ours | peers, turns)
-    steps += step_rows("lenet-5-caffe", ours, turns // 4)
+    turns = 5 if options.quick else 60
+    steps = step_rows("lenet-300-100", "adadelta", ours | peers, turns, 20)
+    steps += step_rows("lenet-300-100", "sgd", ours, turns, 20)
+    steps += step_rows("lenet-5-caffe", "adadelta", ours, turns // 4 + 1, 5)
     if not options.quick:
-        steps += step_rows("vgg-16", ours, 5)
+        del ours["hard tying, a sparse net"]
+        steps += step_rows("vgg-16", "sgd", ours, 6, 1)
     sizes = [10**5, 10**6] if options.quick else [10**5, 10**6, 10**7, 10**8]
     refits = refit_rows(sizes, [17] if options.quick else [17, 64, 256])
-    memory = [memory_row()]
+    loop = [loop_row(200 if options.quick else 2000)]
+    memory = memory_rows()
     result = {
         "machine": {"processor": platform.processor() or platform.machine(), "threads": options.threads},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
-        "steps": steps, "refits": refits, "memory": memory,
+        "steps": steps, "refits": refits, "loop": loop, "memory": memory,
     }  # fmt: skip
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    for title, rows in (("Steps", steps), ("Refits", refits), ("Memory", memory)):
+    for title, rows in (
+        ("Steps", steps),
+        ("Refits", refits),
+        ("The loop", loop),
+        ("Memory", memory),
+    ):
         print(f"\n## {title}\n\n{table(rows)}")
 
 

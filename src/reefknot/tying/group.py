@@ -20,6 +20,7 @@ from reefknot.tying import ops
 from reefknot.tying.selection import Named
 
 Start = Literal["even", "kmeans"]
+PIECE = 1 << 20
 
 
 class Group:
@@ -77,10 +78,14 @@ class Group:
             self._fit(None)
             return
         low, high = np.inf, -np.inf
-        for row in self._rows():
-            low, high = min(low, float(row.min())), max(high, float(row.max()))
+        for piece, _ in self._pieces():
+            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
         even = np.linspace(low, high, self.num_clusters)
-        self._set(even, np.concatenate([nearest(row, even) for row in self._rows()]))
+        self._allocate()
+        for piece, assignment in self._pieces():
+            assignment.copy_(torch.from_numpy(nearest(piece, even)))
+        self.centers = even
+        self._count()
 
     def start_sparse(self, how: Start) -> None:
         """Zeros get a cluster of their own at exactly 0, k-means on the others the rest.
@@ -115,7 +120,7 @@ class Group:
         Where the weights can be reached they are counted in place; otherwise they are copied.
         """
         if not self.assignments:
-            self._set(np.zeros(1), np.zeros(self.num_weights, assignment_dtype(self.num_clusters)))
+            self._allocate()
         tensors = self._tensors()
         if self.distance == "l2" and self.num_weights >= MANY and all(tensors.reached):
             dtype = np.dtype(tensors.types[0])
@@ -193,15 +198,17 @@ class Group:
     def tensor_counts(self) -> Iterator[tuple[str, np.ndarray]]:
         """How many elements of each member are in each cluster."""
         for name in self.members:
-            index = ops.flat(self.assignment(name)).cpu().numpy()
-            yield name, np.bincount(index, minlength=len(self.centers))
+            counts = np.zeros(len(self._centers), np.int64)
+            for _, assignment in self._pieces(name):
+                counts += np.bincount(assignment.cpu().numpy(), minlength=len(counts))
+            yield name, counts
 
     def deviations(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of |w - own center| and of its square in each cluster."""
         absolute, square = np.zeros((2, len(self.centers)))
-        for weights, assignment, _ in self._tensors().held:
-            index = ops.flat(assignment).cpu().numpy()
-            away = np.abs(ops.flat(weights).double().cpu().numpy() - self.centers[index])
+        for piece, assignment in self._pieces():
+            index = assignment.cpu().numpy()
+            away = np.abs(piece.astype(np.float64) - self.centers[index])
             absolute += np.bincount(index, away, minlength=len(absolute))
             square += np.bincount(index, away * away, minlength=len(square))
         return absolute, square
@@ -213,9 +220,12 @@ class Group:
 
     def untied(self) -> Iterator[str]:
         """Members with a weight that is not its center."""
-        for name, parameter in self.members.items():
-            expected = torch.from_numpy(self.centers)[ops.flat(self.assignment(name)).long().cpu()]
-            if not torch.equal(ops.flat(parameter).double().cpu(), expected):
+        for name in self.members:
+            tied = (
+                np.array_equal(piece, self.centers[assignment.cpu().numpy()])
+                for piece, assignment in self._pieces(name)
+            )
+            if not all(tied):
                 yield name
 
     # -- holding ----------------------------------------------------------------------------
@@ -249,39 +259,49 @@ class Group:
         self._count()
 
     def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
-        self.centers = np.array(centers, np.float64)
-        dtype = assignment_dtype(max(self.num_clusters, len(centers)))
+        """Centers, and the assignment of all members in one row."""
+        self._allocate()
         begin = 0
-        for name, parameter in self.members.items():
-            part = assignment[begin : begin + parameter.numel()].astype(dtype)
-            begin += parameter.numel()
-            held = torch.empty_like(
-                parameter, dtype=torch.uint8 if dtype == np.uint8 else torch.int32
-            )
-            ops.flat(held).copy_(torch.from_numpy(part))
-            self.assignments[name] = held
-        self._ready = None
+        for name in self.members:
+            held = ops.flat(self.assignments[name])
+            part = assignment[begin : begin + held.numel()]
+            begin += held.numel()
+            held.copy_(torch.from_numpy(np.asarray(part)))
+        self.centers = np.array(centers, np.float64)
         self._count()
 
+    def _allocate(self) -> None:
+        """Room for the assignment of each member, laid out like its weights."""
+        narrow = assignment_dtype(self.num_clusters) == np.uint8
+        dtype = torch.uint8 if narrow else torch.int32
+        for name, parameter in self.members.items():
+            self.assignments[name] = torch.zeros_like(parameter, dtype=dtype)
+        self._ready = None
+
     def _count(self) -> None:
-        zeros = np.zeros(len(self.centers), np.int64)
+        zeros = np.zeros(len(self._centers), np.int64)
         self.counts = sum((counts for _, counts in self.tensor_counts()), zeros)
 
-    def _rows(self) -> Iterator[np.ndarray]:
-        """The weights of each member in the order of memory, as float32 or float64."""
+    def _pieces(self, *names: str) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Weights, as float32 or float64, and assignments of members, a million at a time."""
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        for name, parameter in self.members.items():
-            row = ops.flat(parameter).to(wide).cpu().numpy()
-            if not np.all(np.isfinite(row)):
-                raise DivergedError(
-                    f"weights of {name!r} are not finite, so they cannot be clustered; lower the "
-                    "rate or the strengths, or start from a sound checkpoint"
-                )
-            yield row
+        for name in names or self.members:
+            weights = ops.flat(self.members[name])
+            # Before the start there is no assignment; nobody looks at this one then.
+            held = self.assignment(name) if self.assignments else weights
+            for begin in range(0, weights.numel(), PIECE):
+                part = slice(begin, begin + PIECE)
+                piece = weights[part].to(wide).cpu().numpy()
+                if not np.all(np.isfinite(piece)):
+                    raise DivergedError(
+                        f"weights of {name!r} are not finite, so they cannot be clustered; lower "
+                        "the rate or the strengths, or start from a sound checkpoint"
+                    )
+                yield piece, ops.flat(held)[part]
 
     def _gather(self) -> np.ndarray:
         """A copy of all weights in one row."""
-        return np.concatenate(list(self._rows()))
+        return np.concatenate([piece for piece, _ in self._pieces()])
 
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
