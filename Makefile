@@ -32,7 +32,8 @@ slow: setup
 .bench/ready: constraints.txt
 	$(PYTHON) -m venv .bench
 	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . zstandard
+	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . zstandard \
+	    scikit-learn kmeans1d flash1dkmeans coremltools
 	$(PYTHON) -m venv .bench/nncodec
 	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check 'numpy<2'
 	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nncodec
@@ -41,6 +42,7 @@ slow: setup
 bench: .bench/ready
 	.bench/bin/python benchmarks/codec.py experiments/records/*sparse*/model.reef --vgg --fast \
 	    --nncodec .bench/nncodec/bin/python --pack .bench --json benchmarks/results/codec.json
+	.bench/bin/python benchmarks/tying.py --json benchmarks/results/tying.json
 	.bench/bin/python benchmarks/document.py
 
 size: setup

@@ -1,16 +1,19 @@
-"""Puts the results of the benchmarks into docs/performance.md, between its marks.
+"""Puts the results of the benchmarks into docs/performance.md, between its marks, and draws the growth.
 
     python benchmarks/document.py
 
-Takes     benchmarks/results/codec.json, as `make bench` writes it.
+Takes     benchmarks/results/*.json, as `make bench` writes them.
+Gives     the tables of docs/performance.md, and docs/growth.svg.
 """
 
 import json
+import math
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "codec.json"
+RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
+PLOT = ROOT / "docs" / "growth.svg"
 BYTES = ["gzip -9", "xz -9e", "zstd -19", "CSR+Huffman", "DeepCABAC", ".reef"]
 
 
@@ -19,7 +22,7 @@ def markdown(columns, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def tables(result):
+def codec(result):
     nets = result["nets"]
     sizes = [
         [net["net"], f"{100 * net['density']:.2f}", *(f"{net[c]:,}" if c in net else "" for c in BYTES),
@@ -47,12 +50,123 @@ def tables(result):
     return "\n\n".join(parts)
 
 
+def ratios(rows, cells):
+    """Rows of step costs: the ratio to plain training with its quartiles."""
+    lines = []
+    for row in rows:
+        if "note" in row:
+            lines.append([*(row[c] for c in cells), "", row["note"], "", ""])
+            continue
+        spread = f"{row['ratio 25 %']:.3f} to {row['ratio 75 %']:.3f}"
+        more = row.get("adds, of what soft tying adds")
+        times = "" if more is None else f"{more:.0f} times"
+        named = [row[c] for c in cells]
+        lines.append([*named, f"{row['ms']:.2f}", f"{row['ratio']:.3f}", spread, times])
+    return lines
+
+
+def tying(result):
+    refits, cells = {}, []
+    for row in result["refits"]:
+        refits.setdefault((row["N"], row["K"]), {})[row["method"]] = row
+    methods = list(dict.fromkeys(row["method"] for row in result["refits"]))
+    for (n, k), found in refits.items():
+        shown = [
+            f"{found[m]['ms']:,.1f}" if "ms" in found[m] else found[m]["note"] for m in methods
+        ]
+        peers = [
+            found[m]["ms"] for m in methods if "ms" in found[m] and not m.startswith("reefknot")
+        ]
+        times = [f"{min(peers) / found[m]['ms']:.0f}" if peers else "" for m in methods[:2]]
+        over = [found[m].get("over the optimum %") for m in methods[:2]]
+        worst = "" if None in over else f"{max(over):.4f}"
+        cells.append([f"{n:,}", str(k), *shown, " / ".join(times), worst])
+    loop, memory = result["loop"][0], result["memory"][0]
+    parts = [
+        markdown(
+            ["network", "optimizer", "step", "ms", "ratio to plain", "quartiles", "adds, of what soft tying adds"],
+            ratios(result["steps"], ("network", "optimizer", "variant")),
+        ),
+        f"`reefknot run` on LeNet-300-100 spends {100 * loop['share']:.1f} % of its time in forward, backward and "
+        f"optimizer (tying included), the rest on batches, evaluation and checkpoints.",
+        f"Memory: a process that trains {memory['weights']:,} weights peaks "
+        f"{memory['more bytes a weight']:.2f} bytes a weight higher with tying, refits included.",
+        "One refit, centers and assignment, in milliseconds, the best of up to three:",
+        markdown(
+            ["N", "K", *methods, "times faster than the best peer, cold / warm", "over the optimum %"], cells
+        ),
+        "![Growth of one refit with the number of weights](growth.svg)",
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def methods(result):
+    return markdown(
+        ["network", "method", "ms", "ratio to plain", "quartiles", ""],
+        ratios(result["steps"], ("network", "method")),
+    )
+
+
+def plot(result, k=17):
+    """One refit against N, both logarithmic, so that linear growth is a straight line."""
+    lines = {}
+    for row in result["refits"]:
+        if row["K"] == k and "ms" in row:
+            lines.setdefault(row["method"], []).append((row["N"], row["ms"]))
+    left, top, width, height = 70, 20, 420, 300
+
+    def x(n):
+        return left + width * (math.log10(n) - 5) / 3
+
+    def y(ms):
+        return top + height * (5.3 - math.log10(ms)) / 5.3
+
+    colours = ["#0b6e4f", "#7fb69e", "#b5651d", "#a23b72", "#3b5ba2", "#666"]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 190} {top + height + 50}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{left + width + 190}" height="{top + height + 50}" fill="white"/>',
+    ]
+    for power in range(5, 9):
+        at = x(10**power)
+        parts.append(f'<line x1="{at}" y1="{top}" x2="{at}" y2="{top + height}" stroke="#ddd"/>')
+        parts.append(
+            f'<text x="{at}" y="{top + height + 18}" text-anchor="middle">10^{power}</text>'
+        )
+    for power in range(6):
+        at = y(10**power)
+        parts.append(f'<line x1="{left}" y1="{at}" x2="{left + width}" y2="{at}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{at + 4}" text-anchor="end">{10**power:,}</text>')
+    parts.append(
+        f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">weights</text>'
+    )
+    parts.append(f'<text x="8" y="{top - 6}">ms, K = {k}</text>')
+    ends = sorted(lines, key=lambda name: lines[name][-1][1], reverse=True)
+    for name, colour in zip(lines, colours, strict=False):
+        points = " ".join(f"{x(n):.1f},{y(ms):.1f}" for n, ms in lines[name])
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        for n, ms in lines[name]:
+            parts.append(f'<circle cx="{x(n):.1f}" cy="{y(ms):.1f}" r="3" fill="{colour}"/>')
+        place = top + 16 + 18 * ends.index(name)
+        parts.append(f'<text x="{left + width + 14}" y="{place}" fill="{colour}">{name}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def main():
     text = DOCUMENT.read_text()
-    before, _, rest = text.partition("<!-- codec -->\n")
-    _, _, after = rest.partition("<!-- /codec -->")
-    filled = tables(json.loads(RESULTS.read_text()))
-    DOCUMENT.write_text(f"{before}<!-- codec -->\n{filled}\n<!-- /codec -->{after}")
+    for name, make in (("codec", codec), ("tying", tying), ("methods", methods)):
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        _, _, after = rest.partition(f"<!-- /{name} -->")
+        text = f"{before}<!-- {name} -->\n{make(result)}\n<!-- /{name} -->{after}"
+        if name == "tying":
+            PLOT.write_text(plot(result))
+    DOCUMENT.write_text(text)
 
 
 if __name__ == "__main__":
