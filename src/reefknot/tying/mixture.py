@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-PIECE = 1 << 14  # weights looked at together; with 17 float32 components, 1 MB
+PIECE = 1 << 12  # weights looked at together; with 17 float32 components, a quarter MB
+SMALLEST = -60.0  # shares below exp(-60) are taken for that: denormal numbers are slow
 
 
 class Gamma(NamedTuple):
@@ -107,7 +108,7 @@ class Mixture:
         for row in rows:
             slope = torch.empty_like(row)
             for place, joint, away in self._pieces(row):
-                share = joint.softmax(0)
+                share = _shares(joint)
                 weighted = share * away
                 slope[place] = (precisions @ weighted) * scale
                 sums[0] += share.sum(1)
@@ -135,7 +136,7 @@ class Mixture:
         for begin in range(0, len(row), PIECE):
             place = slice(begin, begin + PIECE)
             away = row[place].to(means.dtype) - means[:, None]
-            yield place, torch.addcmul(logs[:, None], away * away, halves[:, None], value=-1), away
+            yield place, (away * away).mul_(-halves[:, None]).add_(logs[:, None]), away
 
     def _with_zero(self) -> tuple[Tensor, Tensor]:
         """All means and all log-weights, the zero component first."""
@@ -151,6 +152,12 @@ class Mixture:
         means, logs = self._with_zero()
         found = (means, self.log_precisions.exp(), logs.exp())
         return Components(*(values.double().cpu().numpy() for values in found))
+
+
+def _shares(joint: Tensor) -> Tensor:
+    """How responsible each component is for each weight: a softmax over components."""
+    shares = joint.sub_(joint.amax(0)).clamp_(min=SMALLEST).exp_()
+    return shares.div_(shares.sum(0))
 
 
 def divergence(components: Components, i: int, j: int) -> float:
