@@ -22,6 +22,7 @@ from reefknot import METHODS
 
 NETWORKS = {"lenet-300-100": 1, "lenet-5-caffe": 4}  # and how many times fewer turns
 SETTINGS = {
+    "deep_compression": {"prune_every": 1, "prune_rounds": 1},  # masked from the first step on
     "soft_weight_sharing": {"num_examples": 54_000},
     "magnitude_kmeans": {"density": 0.5},  # of random weights; less would prune a whole layer
 }
