@@ -12,6 +12,7 @@ A record is checked in float64, so that the number of wrong answers is the same 
 
 import argparse
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -64,8 +65,9 @@ class Run:
     def row(self) -> tuple[str, str]:
         """The row of the paper's table that this compares with."""
         settings = self.record["settings"]
-        variant = settings.get("prior") or ("33" if settings.get("num_clusters") == 33 else None)
         method = self.record["method"]
+        many = method == "sparse_apt" and settings.get("num_clusters") == 33
+        variant = settings.get("prior") or ("33" if many else None)
         return self.record["network"], f"{method}-{variant}" if variant else method
 
 
@@ -74,6 +76,7 @@ def runs() -> Iterator[Run]:
     for path in sorted(RECORDS.glob("*/record.json")):
         config = tomllib.loads((path.parent / "config.toml").read_text())
         config.pop("seed", None)
+        config["start"] = re.sub(r"seed\d+", "", config.get("start", ""))  # each has its own parent
         yield Run(path.parent, json.loads(path.read_text()), json.dumps(config, sort_keys=True))
 
 

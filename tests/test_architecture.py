@@ -25,6 +25,7 @@ CONTRACT = {
     "method",
     "hooks",
     "tied",
+    "pruned",
     "settings",
 }  # what methods are made of; not methods themselves
 WITHOUT_A_METHOD = {"train", "run", "config", "cli"}  # never ask which method they have

@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     from reefknot.inspection import inspect, verify
     from reefknot.kernels.kmeans1d import kmeans1d
     from reefknot.loading import load
-    from reefknot.methods import APT, METHODS, Method, SparseAPT
+    from reefknot.methods import (
+        APT,
+        L2,
+        METHODS,
+        DeepCompression,
+        L1Threshold,
+        MagnitudeKmeans,
+        Method,
+        RandomTying,
+        SoftWeightSharing,
+        SparseAPT,
+    )
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 __version__ = "0.1.0"
@@ -47,22 +58,39 @@ _HOME = {
     "reefknot.inspection": ("inspect", "verify"),
     "reefknot.kernels.kmeans1d": ("kmeans1d",),
     "reefknot.loading": ("load",),
-    "reefknot.methods": ("APT", "METHODS", "Method", "SparseAPT"),
+    "reefknot.methods": (
+        "APT",
+        "L2",
+        "METHODS",
+        "DeepCompression",
+        "L1Threshold",
+        "MagnitudeKmeans",
+        "Method",
+        "RandomTying",
+        "SoftWeightSharing",
+        "SparseAPT",
+    ),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "APT",
+    "L2",
     "METHODS",
     "Codebook",
     "ConfigError",
     "DataError",
+    "DeepCompression",
     "DivergedError",
     "FormatError",
     "KeptTensor",
+    "L1Threshold",
+    "MagnitudeKmeans",
     "Method",
+    "RandomTying",
     "ReefknotError",
+    "SoftWeightSharing",
     "SparseAPT",
     "TiedState",
     "TiedTensor",

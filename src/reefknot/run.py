@@ -187,7 +187,7 @@ def _build(config: Config) -> _Parts:
         _load_parent(model, Path(config.start))
     method = METHODS[config.method](model, **config.settings)
     optimizer = OPTIMIZERS[config.optimizer.name](
-        [*model.parameters(), *method.extra_parameters()],
+        method.parameter_groups(),
         lr=config.optimizer.rate,  # type: ignore[call-arg]  # every optimizer of the table has it
         **config.optimizer.options,
     )

@@ -123,7 +123,7 @@ def train(
         if step >= plan.steps:
             return
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate_at(step)
+            group["lr"] = plan.rate_at(step) * group.get("rate_factor", 1.0)
         inputs, labels = batches[step]
         optimizer.zero_grad()
         objective = cross_entropy(model(inputs), labels)

@@ -21,6 +21,12 @@ PLAN = Plan(soft_steps=6, hard_steps=4, rate=0.05, hard_rate=0.02)
 SETTINGS = {
     "apt": {"num_clusters": 5, "refit_every": 3},
     "sparse_apt": {"num_clusters": 5, "refit_every": 3, "l1_strength": 1e-3},
+    "deep_compression": {"num_clusters": 5, "quality": 1.0, "prune_every": 2, "prune_rounds": 2},
+    "soft_weight_sharing": {"num_clusters": 5, "num_examples": 64, "tau": 0.1, "num_components": 7},
+    "l1_threshold": {"num_clusters": 5, "l1_strength": 1e-3, "threshold": 0.05, "prune_at": 4},
+    "l2": {"num_clusters": 5, "l2_strength": 1e-2},
+    "magnitude_kmeans": {"num_clusters": 5, "density": 0.5},
+    "random_tying": {"num_clusters": 5, "tying_strength": 1e-2},
 }
 
 
@@ -38,8 +44,7 @@ def parts(name, make, seed=0):
     torch.manual_seed(seed)
     model = make()
     method = METHODS[name](model, **SETTINGS.get(name, {}))
-    parameters = [*model.parameters(), *method.extra_parameters()]
-    return model, method, torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return model, method, torch.optim.SGD(method.parameter_groups(), lr=0.05, momentum=0.9)
 
 
 def go(model, method, optimizer, stop=None, step=0):

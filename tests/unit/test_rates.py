@@ -91,3 +91,29 @@ def test_predicted_bytes_is_the_zero_order_entropy():
     assert predicted_bytes([np.array([300, 100])], codebook_bytes=8, kept_bytes=5) == 41 + 8 + 5
     nothing = [np.array([0, 7]), np.array([], int)]
     assert predicted_bytes(nothing, codebook_bytes=0, kept_bytes=0) == 0
+
+
+def test_rate_paper_of_deep_compression_worked_by_hand():
+    # Two layers, a codebook of three values each, biases kept at 32 bits.
+    # a: column 1, then column 70, which skips 68 = 2 * 32 + 4: two fillers (gap 31, id 1 for 0.0).
+    #   Values: 0, 1, 1, 2 -> 6 bits (lengths 1, 2, 2), 3 * (2 + 5); gaps: 1, 31, 31, 4 -> 6 bits,
+    #   3 * (5 + 5); one row of 4 entries: 0 bits, 1 * (3 + 5).
+    # b: row 0 has column 0, row 1 nothing. Values: 0 bits, 1 * 7; gaps: 0 bits, 1 * 10;
+    #   rows of 1 and 0 entries: 2 bits, 2 * (1 + 5).
+    books = [Codebook(F32, np.array([-x, 0.0, x], "<f4")) for x in (1.0, 2.0)]
+    wide = np.ones((1, 100), int)
+    wide[0, 1], wide[0, 70] = 0, 2
+    small = np.array([[2, 1], [1, 1]])
+    state = TiedState(
+        tuple(books),
+        (
+            TiedTensor("a.weight", 0, wide),
+            KeptTensor("a.bias", F32, np.ones(1, "<f4")),
+            TiedTensor("b.weight", 1, small),
+            KeptTensor("b.bias", F32, np.ones(2, "<f4")),
+        ),
+    )
+    first = (6 + 21) + (6 + 30) + 8
+    second = 7 + 10 + (2 + 12)
+    whole = first + second + 2 * 3 * 32 + 3 * 32
+    assert (100 + 1 + 4 + 2) * 32 / rate_paper(state) == pytest.approx(whole)

@@ -1,9 +1,40 @@
 """One file a method; METHODS names them all."""
 
 from reefknot.methods.apt import APT, SparseAPT
+from reefknot.methods.deep_compression import DeepCompression
 from reefknot.methods.dense import Dense
+from reefknot.methods.l1_threshold import L1Threshold
+from reefknot.methods.l2 import L2
+from reefknot.methods.magnitude_kmeans import MagnitudeKmeans
 from reefknot.methods.method import Method
+from reefknot.methods.random_tying import RandomTying
+from reefknot.methods.soft_weight_sharing import SoftWeightSharing
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Dense, APT, SparseAPT)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Dense,
+        APT,
+        SparseAPT,
+        DeepCompression,
+        SoftWeightSharing,
+        L1Threshold,
+        L2,
+        MagnitudeKmeans,
+        RandomTying,
+    )
+}
 
-__all__ = ["APT", "METHODS", "Dense", "Method", "SparseAPT"]
+__all__ = [
+    "APT",
+    "L2",
+    "METHODS",
+    "DeepCompression",
+    "Dense",
+    "L1Threshold",
+    "MagnitudeKmeans",
+    "Method",
+    "RandomTying",
+    "SoftWeightSharing",
+    "SparseAPT",
+]

@@ -5,7 +5,7 @@ user already has: the optimizer's own hooks call `before_step` and `after_step`.
 in a `TiedState`; no code outside a method's file asks which method it has.
 
     method = METHODS[name](model, **settings)     # calls prepare; before the optimizer is made
-    optimizer = SGD([*model.parameters(), *method.extra_parameters()], ...)
+    optimizer = SGD(method.parameter_groups(), ...)
     method.attach(optimizer)
     ...                                           # train: soft phase
     method.harden()
@@ -62,6 +62,15 @@ class Method(ABC):
         """Parameters of the method's own that the optimizer must also train."""
         return []
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer is made of: the model's trainable parameters and the method's own.
+
+        A group with a `rate_factor` is trained at the rate of the plan times this factor. A loop
+        that sets its own rates must see to that itself.
+        """
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        return [{"params": [*trainable, *self.extra_parameters()]}]
+
     def penalty(self) -> Tensor | None:
         """The differentiable part of the method's loss, if it has one."""
         return None
@@ -110,7 +119,15 @@ class Method(ABC):
         """
         if self._hooks is not None:
             raise TyingError("this method is attached already; call detach() first")
-        self._hooks = StepHooks(optimizers, self.before_step, self.after_step)
+        hooks = StepHooks(optimizers, self.before_step, self.after_step)
+        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        if any(id(parameter) not in moved for parameter in self.extra_parameters()):
+            hooks.remove()
+            raise TyingError(
+                f"{type(self).__name__} has parameters of its own, which no attached optimizer "
+                "trains; make the optimizer from method.parameter_groups()"
+            )
+        self._hooks = hooks
         return self
 
     def detach(self) -> None:

@@ -110,6 +110,16 @@ class Group:
         self._ready = None
         self._project()
 
+    def start_given(self, centers: np.ndarray, assignment: np.ndarray, zero_cluster: int) -> None:
+        """Clusters that were found elsewhere, of which one is exactly 0; ties to them.
+
+        `assignment` has all weights in one row, members in turn, each in the order of memory.
+        """
+        self._set(centers, assignment)
+        self.zero_cluster = zero_cluster
+        self.centers[zero_cluster] = 0.0
+        self._project()
+
     def refit(self) -> float:
         """Full 1-D k-means from the present centers; gives the share of changed assignments."""
         return self._fit(self.centers) / self.num_weights
@@ -169,6 +179,16 @@ class Group:
             self.centers[self.zero_cluster] = 0.0
             self._ready = None  # blocks of zeros can be skipped from now on
         self._project()
+
+    def sum_gradients_(self, grads: Mapping[str, Tensor]) -> None:
+        """Each of these gradients becomes the sum over its cluster; in the zero cluster, zero."""
+        pairs = [(grad, ops.like(self.assignment(name), grad)) for name, grad in grads.items()]
+        means = ops.cluster_means(pairs, np.zeros(len(self.centers)), self.counts)
+        sums = means * self.counts
+        if self.zero_cluster is not None:
+            sums[self.zero_cluster] = 0.0
+        for grad, assignment in pairs:
+            ops.project_(grad, assignment, sums)
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""

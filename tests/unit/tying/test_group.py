@@ -194,3 +194,30 @@ def test_a_sparse_start_of_nothing_but_zeros_is_zero():
     group.start_sparse("even")
     group.retie()
     assert group.members["w"].tolist() == [0.0] * 5
+
+
+def test_gradients_are_summed_over_clusters_in_any_layout():
+    weights = torch.randint(-1, 2, (4, 3, 2, 2), generator=torch.Generator().manual_seed(0)).float()
+    grads = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1)) * 100
+    sums = {value: float(grads[weights == value].double().sum()) for value in (-1.0, 1.0)} | {
+        0.0: 0.0
+    }
+    expected = torch.tensor([sums[float(w)] for w in weights.flatten()]).view(weights.shape)
+    for of_weights in (torch.contiguous_format, torch.channels_last):
+        for of_grads in (torch.contiguous_format, torch.channels_last):
+            held = nn.Parameter(weights.to(memory_format=of_weights, copy=True))
+            group = Group("g", [Named("w", held)], 3)
+            group.start_sparse("even")
+            grad = grads.to(memory_format=of_grads, copy=True)
+            group.sum_gradients_({"w": grad})
+            assert torch.allclose(grad, expected, rtol=1e-6)
+
+
+def test_given_clusters_are_tied_to_and_one_is_zero():
+    first, second = nn.Parameter(torch.tensor([[0.3, 0.1]])), nn.Parameter(torch.tensor([0.9]))
+    group = Group("g", [Named("a", first), Named("b", second)], 3)
+    group.start_given(np.array([0.02, 0.25, 1.0]), np.array([1, 0, 2]), zero_cluster=0)
+    assert first.tolist() == [[0.25, 0.0]]
+    assert second.tolist() == [1.0]
+    assert group.counts.tolist() == [1, 1, 1]
+    assert not list(group.untied())

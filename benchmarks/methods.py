@@ -1,0 +1,69 @@
+"""What a training step costs with each method, against plain training.
+
+    python benchmarks/methods.py [--json FILE] [--turns N] [--threads N]
+
+Takes     an environment with reefknot; every method of METHODS, in its soft and in its hard phase.
+Gives     a table as Markdown on standard output, and everything as JSON.
+
+All variants take turns in one run, batch 128; the median of the ratios to the plain step of the same turn
+is given with its quartiles, so that a busy machine disturbs all of them alike.
+"""
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import numpy as np
+import torch
+from tying import step_rows, table
+
+from reefknot import METHODS
+
+NETWORKS = {"lenet-300-100": 1, "lenet-5-caffe": 4}  # and how many times fewer turns
+SETTINGS = {
+    "deep_compression": {"prune_every": 1, "prune_rounds": 1},  # masked from the first step on
+    "soft_weight_sharing": {"num_examples": 54_000},
+    "magnitude_kmeans": {"density": 0.5},  # of random weights; less would prune a whole layer
+}
+
+
+def variant(name, phase):
+    """Prepare a network for this method, as `tying.trainer` wants it."""
+
+    def prepare(model):
+        method = METHODS[name](model, **SETTINGS.get(name, {}))
+        optimizer = torch.optim.SGD(method.parameter_groups(), lr=0.01, momentum=0.9)
+        method.attach(optimizer)
+        if phase == "hard":
+            method.harden()
+        return model, optimizer, None, lambda: None
+
+    return prepare
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write everything there")
+    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    variants = {f"{n}, {phase}": variant(n, phase) for n in METHODS for phase in ("soft", "hard")}
+    rows = [
+        row
+        for network, fewer in NETWORKS.items()
+        for row in step_rows(network, variants, max(options.turns // fewer, 1))
+    ]
+    result = {
+        "machine": {"processor": platform.processor() or platform.machine(), "threads": options.threads},
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "steps": rows,
+    }  # fmt: skip
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What the methods share that set small weights to zero and keep them there.
+
+Takes     groups of weights, and for each weight tensor the magnitude below which it is pruned.
+Gives     weights that are exactly zero and stay so while the others train on.
+Paper     section 4.3, Table 1: what it is compared with.
+Unaware   of how a method chooses its thresholds and when it prunes.
+
+What an optimizer remembers of a weight would move it away from zero, although its gradient is
+zero; so the weights themselves are masked too, after each step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import TyingError
+from reefknot.methods.hooks import Step, dense_grad
+from reefknot.methods.method import Saved
+from reefknot.methods.tied import TyingMethod
+from reefknot.tying import ops
+from reefknot.tying.group import Group
+
+_PREFIX = "pruned."
+
+
+class PruningMethod(TyingMethod):
+    """A tying method that prunes in the soft phase; zero is then one of each group's values."""
+
+    def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
+        super().__init__(model, settings)
+        self.pruned: dict[str, Tensor] = {}  # by parameter: True where it stays zero
+
+    def before_step(self, step: Step) -> None:
+        """Soft phase: what is pruned has no gradient."""
+        if self.hard:
+            return
+        for _, _, name, parameter in self._held_by(step):
+            grad = dense_grad(name, parameter)
+            if grad is not None and name in self.pruned:
+                grad.masked_fill_(self._mask(name, parameter), 0.0)
+
+    def after_step(self, step: Step) -> None:
+        """Soft phase: what is pruned stays zero. Hard phase: tie again."""
+        super().after_step(step)
+        if self.hard:
+            return
+        for _, _, name, parameter in self._held_by(step):
+            if name in self.pruned:
+                parameter.detach().masked_fill_(self._mask(name, parameter), 0.0)
+
+    @torch.no_grad()
+    def _prune(self, group: Group, name: str, threshold: float) -> None:
+        """Set what is below the threshold to zero for good; a whole matrix must not vanish."""
+        weights = group.members[name].detach()
+        small = weights.abs() < threshold
+        if name in self.pruned:
+            small |= self._mask(name, weights)
+        if weights.dim() > 1 and bool(small.all()):
+            raise TyingError(
+                f"all {small.numel():,} weights of {name!r} are below the threshold {threshold:.3g}"
+                " and would be pruned; prune less, or exclude this parameter"
+            )
+        weights.masked_fill_(small, 0.0)
+        self.pruned[name] = small
+
+    def _mask(self, name: str, parameter: Tensor) -> Tensor:
+        """A parameter's mask, moved along if the parameter was moved or laid out anew."""
+        self.pruned[name] = ops.like(self.pruned[name], parameter)
+        return self.pruned[name]
+
+    def _hardened(self) -> None:
+        """From now on the groups keep zeros zero."""
+        super()._hardened()
+        self.pruned.clear()
+
+    def state_dict(self) -> Saved:
+        """Phase, step, clusters, and what is pruned."""
+        return super().state_dict() | {
+            f"{_PREFIX}{name}": mask.clone() for name, mask in self.pruned.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on exactly where `state_dict` was called; before or after `attach`."""
+        super().load_state_dict(state)
+        self.pruned = {}
+        for group in self.groups:
+            for name, parameter in group.members.items():
+                mask = state.get(f"{_PREFIX}{name}")
+                if isinstance(mask, Tensor):
+                    self.pruned[name] = ops.like(mask.clone(), parameter)
