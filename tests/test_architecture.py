@@ -26,6 +26,7 @@ CONTRACT = {
     "hooks",
     "tied",
     "settings",
+    "noisy",
 }  # what methods are made of; not methods themselves
 WITHOUT_A_METHOD = {"train", "run", "config", "cli"}  # never ask which method they have
 

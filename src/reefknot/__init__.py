@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reefknot.inspection import inspect, verify
     from reefknot.kernels.kmeans1d import kmeans1d
     from reefknot.loading import load
-    from reefknot.methods import APT, METHODS, Method, SparseAPT
+    from reefknot.methods import APT, METHODS, BayesianCompression, Method, SparseAPT, SparseVD
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 __version__ = "0.1.0"
@@ -47,7 +47,14 @@ _HOME = {
     "reefknot.inspection": ("inspect", "verify"),
     "reefknot.kernels.kmeans1d": ("kmeans1d",),
     "reefknot.loading": ("load",),
-    "reefknot.methods": ("APT", "METHODS", "Method", "SparseAPT"),
+    "reefknot.methods": (
+        "APT",
+        "METHODS",
+        "BayesianCompression",
+        "Method",
+        "SparseAPT",
+        "SparseVD",
+    ),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -55,6 +62,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "APT",
     "METHODS",
+    "BayesianCompression",
     "Codebook",
     "ConfigError",
     "DataError",
@@ -64,6 +72,7 @@ __all__ = [
     "Method",
     "ReefknotError",
     "SparseAPT",
+    "SparseVD",
     "TiedState",
     "TiedTensor",
     "TyingError",

@@ -88,7 +88,8 @@ def methods() -> None:
         summary = (getdoc(method) or "").splitlines()[0]
         click.echo(f"{name}: {summary}")
         for setting in list(signature(method).parameters.values())[1:]:
-            click.echo(f"    {setting.name} = {setting.default!r}")
+            needed = setting.default is setting.empty
+            click.echo(f"    {setting.name} {'is needed' if needed else f'= {setting.default!r}'}")
 
 
 for command in (pack, unpack, inspect, verify):

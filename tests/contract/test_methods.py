@@ -20,7 +20,9 @@ PLAN = Plan(soft_steps=6, hard_steps=4, rate=0.05, hard_rate=0.02)
 # Settings that let a method show what it does within ten steps.
 SETTINGS = {
     "apt": {"num_clusters": 5, "refit_every": 3},
+    "bayesian_compression": {"num_examples": 64, "num_clusters": 5, "warmup_steps": 4},
     "sparse_apt": {"num_clusters": 5, "refit_every": 3, "l1_strength": 1e-3},
+    "sparse_vd": {"num_examples": 64, "num_clusters": 5, "warmup_steps": 4},
 }
 
 
@@ -123,12 +125,14 @@ def test_resuming_equals_not_stopping(name, make, stop):
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     memory = io.BytesIO()
     torch.save(optimizer.state_dict(), memory)
+    random = torch.get_rng_state()
 
     model, method, optimizer = parts(name, make, seed=99)
     model.load_state_dict(weights)
     method.load_state_dict(saved)
     memory.seek(0)
     optimizer.load_state_dict(torch.load(memory, weights_only=True))  # noqa: TID251  our own bytes
+    torch.set_rng_state(random)
     method.attach(optimizer)
     go(model, method, optimizer, step=stop)
     assert method.finish() == uninterrupted
