@@ -175,6 +175,14 @@ def test_a_state_of_another_model_is_refused(make):
         make(nn.Linear(2, 2)).load_state_dict(saved)
 
 
+def test_an_optimizer_that_does_not_train_the_noise_is_refused(make):
+    model = net()
+    method = make(model)
+    with pytest.raises(TyingError, match="extra_parameters"):
+        method.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    attached(model, method)
+
+
 # -- which layers ---------------------------------------------------------------------------
 
 
