@@ -55,7 +55,7 @@ from reefknot.tying.selection import NETWORK, Scope
 Prior = Literal["gnj", "ghs"]
 Threshold = float | Mapping[str, float]
 
-THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 3.0}
+THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.0}
 
 
 # -- the mathematics ------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class BayesianCompression(NoisyMethod):
         num_clusters: K, zero included, or a mapping from group name to K.
         threshold: from where on a group is zero: log alpha ("gnj") or −log mode ("ghs") of its
             scale; a number, or a mapping from patterns of layer names to numbers, of which the
-            first match counts. None is -3 for "gnj" and 3 for "ghs".
+            first match counts. None is -3 for "gnj" and 2 for "ghs".
         weight_threshold: log alpha from which on a single weight or bias is zero; infinity keeps
             all weights of the groups that live.
         initial_log_variance: of every weight, bias and scale at the start.
