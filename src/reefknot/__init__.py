@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         APT,
         L2,
         METHODS,
+        BayesianCompression,
         DeepCompression,
         L1Threshold,
         MagnitudeKmeans,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         RandomTying,
         SoftWeightSharing,
         SparseAPT,
+        SparseVD,
     )
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
@@ -62,6 +64,7 @@ _HOME = {
         "APT",
         "L2",
         "METHODS",
+        "BayesianCompression",
         "DeepCompression",
         "L1Threshold",
         "MagnitudeKmeans",
@@ -69,6 +72,7 @@ _HOME = {
         "RandomTying",
         "SoftWeightSharing",
         "SparseAPT",
+        "SparseVD",
     ),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
@@ -78,6 +82,7 @@ __all__ = [
     "APT",
     "L2",
     "METHODS",
+    "BayesianCompression",
     "Codebook",
     "ConfigError",
     "DataError",
@@ -92,6 +97,7 @@ __all__ = [
     "ReefknotError",
     "SoftWeightSharing",
     "SparseAPT",
+    "SparseVD",
     "TiedState",
     "TiedTensor",
     "TyingError",

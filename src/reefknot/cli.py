@@ -80,7 +80,7 @@ def report(folder: Path) -> None:
 @main.command()
 def methods() -> None:
     """List the methods and their settings."""
-    from inspect import Parameter, getdoc, signature
+    from inspect import getdoc, signature
 
     from reefknot.methods import METHODS
 
@@ -88,10 +88,8 @@ def methods() -> None:
         summary = (getdoc(method) or "").splitlines()[0]
         click.echo(f"{name}: {summary}")
         for setting in list(signature(method).parameters.values())[1:]:
-            needed = setting.default is Parameter.empty
-            click.echo(
-                f"    {setting.name}" + (" (needed)" if needed else f" = {setting.default!r}")
-            )
+            needed = setting.default is setting.empty
+            click.echo(f"    {setting.name} {'is needed' if needed else f'= {setting.default!r}'}")
 
 
 for command in (pack, unpack, inspect, verify):

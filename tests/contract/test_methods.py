@@ -20,6 +20,7 @@ PLAN = Plan(soft_steps=6, hard_steps=4, rate=0.05, hard_rate=0.02)
 # Settings that let a method show what it does within ten steps.
 SETTINGS = {
     "apt": {"num_clusters": 5, "refit_every": 3},
+    "bayesian_compression": {"num_examples": 64, "num_clusters": 5, "warmup_steps": 4},
     "sparse_apt": {"num_clusters": 5, "refit_every": 3, "l1_strength": 1e-3},
     "deep_compression": {"num_clusters": 5, "quality": 1.0, "prune_every": 2, "prune_rounds": 2},
     "soft_weight_sharing": {"num_clusters": 5, "num_examples": 64, "tau": 0.1, "num_components": 7},
@@ -27,6 +28,7 @@ SETTINGS = {
     "l2": {"num_clusters": 5, "l2_strength": 1e-2},
     "magnitude_kmeans": {"num_clusters": 5, "density": 0.5},
     "random_tying": {"num_clusters": 5, "tying_strength": 1e-2},
+    "sparse_vd": {"num_examples": 64, "num_clusters": 5, "warmup_steps": 4},
 }
 
 
@@ -128,12 +130,14 @@ def test_resuming_equals_not_stopping(name, make, stop):
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     memory = io.BytesIO()
     torch.save(optimizer.state_dict(), memory)
+    random = torch.get_rng_state()
 
     model, method, optimizer = parts(name, make, seed=99)
     model.load_state_dict(weights)
     method.load_state_dict(saved)
     memory.seek(0)
     optimizer.load_state_dict(torch.load(memory, weights_only=True))  # noqa: TID251  our own bytes
+    torch.set_rng_state(random)
     method.attach(optimizer)
     go(model, method, optimizer, step=stop)
     assert method.finish() == uninterrupted

@@ -85,7 +85,7 @@ def test_a_missing_configuration_is_said_in_one_sentence(tmp_path: Path) -> None
 
 
 def test_all_mistakes_of_a_configuration_are_printed(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text('model = "digits-mlp"\nmethod = "sparse"\nsede = 1\n')
+    (tmp_path / "a.toml").write_text('model = "digits-mlp"\nmethod = "sparse_ap"\nsede = 1\n')
     done = command("run", tmp_path / "a.toml", "--out", tmp_path / "out")
     refused(done, "3 mistakes:")
     assert "did you mean 'seed'?" in done.stderr

@@ -1,6 +1,7 @@
 """One file a method; METHODS names them all."""
 
 from reefknot.methods.apt import APT, SparseAPT
+from reefknot.methods.bayesian_compression import BayesianCompression
 from reefknot.methods.deep_compression import DeepCompression
 from reefknot.methods.dense import Dense
 from reefknot.methods.l1_threshold import L1Threshold
@@ -9,6 +10,7 @@ from reefknot.methods.magnitude_kmeans import MagnitudeKmeans
 from reefknot.methods.method import Method
 from reefknot.methods.random_tying import RandomTying
 from reefknot.methods.soft_weight_sharing import SoftWeightSharing
+from reefknot.methods.sparse_vd import SparseVD
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -18,6 +20,8 @@ METHODS: dict[str, type[Method]] = {
         SparseAPT,
         DeepCompression,
         SoftWeightSharing,
+        SparseVD,
+        BayesianCompression,
         L1Threshold,
         L2,
         MagnitudeKmeans,
@@ -29,6 +33,7 @@ __all__ = [
     "APT",
     "L2",
     "METHODS",
+    "BayesianCompression",
     "DeepCompression",
     "Dense",
     "L1Threshold",
@@ -37,4 +42,5 @@ __all__ = [
     "RandomTying",
     "SoftWeightSharing",
     "SparseAPT",
+    "SparseVD",
 ]

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from reefknot.errors import ConfigError
-from reefknot.methods.hooks import Step, dense_grad
+from reefknot.methods.hooks import Step
 from reefknot.methods.pruned import PruningMethod
 from reefknot.methods.settings import (
     clusters_mistakes,
@@ -28,7 +28,6 @@ from reefknot.methods.settings import (
     selection_mistakes,
 )
 from reefknot.methods.tied import NumClusters
-from reefknot.tying.group import Group
 from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
 
 Quality = float | Mapping[str, float]
@@ -99,12 +98,7 @@ class DeepCompression(PruningMethod):
         super().before_step(step)
         if not self.hard:
             return
-        found: dict[str, tuple[Group, dict[str, Tensor]]] = {}
-        for _, group, name, parameter in self._held_by(step):
-            grad = dense_grad(name, parameter)
-            if grad is not None:
-                found.setdefault(group.name, (group, {}))[1][name] = grad
-        for group, grads in found.values():
+        for group, grads in self._grads(step):
             group.sum_gradients_(grads)
 
     def after_step(self, step: Step) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from reefknot.methods.hooks import Step, dense_grad
+from reefknot.methods.hooks import Step
 from reefknot.methods.settings import clusters_mistakes, number_mistakes, selection_mistakes
 from reefknot.methods.tied import NumClusters, TyingMethod
 from reefknot.tying.selection import NETWORK, Scope
@@ -82,10 +82,8 @@ class RandomTying(TyingMethod):
         """Soft tying: add the pull to the own center."""
         if self.hard:
             return
-        for _, group, name, parameter in self._held_by(step):
-            grad = dense_grad(name, parameter)
-            if grad is not None:
-                group.add_pull_(name, grad, self.tying_strength * step.grad_scale, 0.0)
+        for group, grads in self._grads(step):
+            group.add_pull_(grads, self.tying_strength * step.grad_scale, 0.0)
 
     def after_step(self, step: Step) -> None:
         """Soft tying: centers follow their weights. Hard tying: tie again."""

@@ -62,3 +62,15 @@ def selection_mistakes(settings: Settings) -> Iterator[str]:
             continue
         if not isinstance(found, Sequence) or not all(isinstance(p, str) for p in found):
             yield f"{key} must be a name pattern or a list of them, found {found!r}"
+
+
+def real_mistakes(settings: Settings, *keys: str) -> Iterator[str]:
+    """These are numbers, of either sign; infinity is one."""
+    for key in keys:
+        if not is_real(settings.get(key, 0.0)):
+            yield f"{key} must be a number, found {settings[key]!r}"
+
+
+def is_real(value: Any) -> bool:
+    """Whether this is a number that can be compared with others."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

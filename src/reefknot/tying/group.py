@@ -182,13 +182,12 @@ class Group:
 
     def sum_gradients_(self, grads: Mapping[str, Tensor]) -> None:
         """Each of these gradients becomes the sum over its cluster; in the zero cluster, zero."""
-        pairs = [(grad, ops.like(self.assignment(name), grad)) for name, grad in grads.items()]
-        means = ops.cluster_means(pairs, np.zeros(len(self.centers)), self.counts)
-        sums = means * self.counts
+        held = [ops.Held(g, ops.like(self.assignment(name), g)) for name, g in grads.items()]
+        tensors = ops.Tensors(held)
+        sums = ops.cluster_totals(tensors, len(self.centers))
         if self.zero_cluster is not None:
             sums[self.zero_cluster] = 0.0
-        for grad, assignment in pairs:
-            ops.project_(grad, assignment, sums)
+        ops.project_(tensors, sums)
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""

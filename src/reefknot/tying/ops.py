@@ -173,22 +173,35 @@ def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> 
 
     The order of the tensors does not matter, nor that of threads.
     """
-    dtype = tensors.held[0].weights.dtype
-    bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     # Room for weights of twice the largest center; a second pass if that is not enough.
-    unit = loops.unit_above(centers)
-    for last_try in (False, True):
-        scale = 2.0**bits / unit
-        sums = cluster_sums(tensors, len(centers), scale, 2.0**bits)
+    for unit in (loops.unit_above(centers), None):
+        scale, limit = _fixed_point(tensors, unit)
+        sums = cluster_sums(tensors, len(centers), scale, limit)
         if sums is not None:
             means = centers.copy()
             loops.move_to_means(sums, counts, scale, means)
             return means
+    raise AssertionError("a scale made from the largest weight has room for all")
+
+
+def cluster_totals(tensors: Tensors, num_clusters: int) -> np.ndarray:
+    """The sum over each cluster."""
+    scale, limit = _fixed_point(tensors, None)
+    sums = cluster_sums(tensors, num_clusters, scale, limit)
+    assert sums is not None
+    return sums / scale
+
+
+def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
+    """A scale that makes weights below `unit` (None: all weights) whole, and the limit then."""
+    dtype = tensors.held[0].weights.dtype
+    bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
+    if unit is None:
         largest = max(float(w.abs().max()) for w, _, _ in tensors.held if w.numel())
-        if last_try or not np.isfinite(largest):
-            break
+        if not np.isfinite(largest):
+            raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
         unit = loops.unit_above(np.array([largest]))
-    raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
+    return 2.0**bits / unit, 2.0**bits
 
 
 def project_(tensors: Tensors, centers: np.ndarray) -> None:

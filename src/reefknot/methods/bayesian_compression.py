@@ -1,0 +1,407 @@
+"""Bayesian Compression: whole groups of weights share a scale, and groups whose scale is noise go.
+
+Takes     a model and settings.
+Gives     what `NoisyMethod` needs: Gaussians for weights and biases, a distribution for each
+          group's scale, and their KL to the priors.
+Paper     Louizos, Ullrich, Welling 2017; section 4 of ours compares with it.
+Unaware   of the training loop, the data and the file.
+
+A weight is z·w. The scale z belongs to its group: the weights of one input of a Linear, or of one
+output filter of a convolution. w is the model's own parameter plus Gaussian noise, with the prior
+N(0, 1); so is a bias, which has no scale. Two priors for the scales:
+
+`gnj`   group normal-Jeffreys: p(z) ~ 1/|z|, posterior N(mu, var). A group is noise when
+        log alpha = log var − 2 log |mu| is large.
+
+`ghs`   group horseshoe: z = s·t with half-Cauchy s (of the layer, scale tau) and t (of the group,
+        scale 1). A half-Cauchy of scale k is the root of a Gamma(1/2, scale k²) times an inverse
+        Gamma(1/2, 1) variable; each of these four has a log-normal posterior, so z has one too:
+        log z ~ N(m, v) with m half the sum of the four means, v a quarter of that of the
+        variances. The KLs are closed forms. A dead group has nothing to say about its scale but
+        that it is small: w falls back to N(0, 1), and the noise z·w costs less the smaller z is.
+        So groups are told apart by the most likely scale, exp(m − v): noise when
+        −log mode = v − m is large. It is measured in the units that w ~ N(0, 1) sets.
+
+Inside a group that lives, single weights and biases go by their own log alpha. A unit that no
+later layer listens to needs no rule of its own: its weights and its bias feel only their KL, fall
+back to N(0, 1), and log alpha goes to infinity.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import ConfigError
+from reefknot.methods.hooks import Step
+from reefknot.methods.noisy import (
+    Layer,
+    NoisyLayer,
+    NoisyMethod,
+    apply,
+    draw,
+    log_alpha,
+    log_uniform_kl,
+    unit_gaussian_kl,
+)
+from reefknot.methods.settings import choice_mistakes, is_real, number_mistakes, real_mistakes
+from reefknot.methods.tied import NumClusters
+from reefknot.tying.selection import NETWORK, Scope
+
+Prior = Literal["gnj", "ghs"]
+Threshold = float | Mapping[str, float]
+
+THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.0}
+
+
+# -- the mathematics ------------------------------------------------------------------------
+
+
+def gamma_kl(mean: Tensor, log_variance: Tensor, log_scale: float) -> Tensor:
+    """KL from a log-normal, given by the mean and variance of its log, to Gamma(1/2, scale).
+
+    The entropy of the log-normal is mean + (1 + log 2 pi + log variance) / 2, its own mean is
+    exp(mean + variance / 2), and log Gamma(1/2) = (log pi) / 2.
+    """
+    expected = torch.exp(mean + log_variance.exp() / 2 - log_scale)
+    return expected - 0.5 * (mean - log_scale + log_variance + 1 + math.log(2))
+
+
+def inverse_gamma_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL from a log-normal to the inverse Gamma(1/2, 1): its inverse's KL to Gamma(1/2, 1)."""
+    return gamma_kl(-mean, log_variance, 0.0)
+
+
+# -- scales ---------------------------------------------------------------------------------
+
+
+class Scales(ABC):
+    """The distributions of a layer's scales, one for each group, in the shape they multiply."""
+
+    @abstractmethod
+    def sample(self, shape: Sequence[int]) -> Tensor:
+        """Fresh scales of this shape, whose last dimensions are the groups'."""
+
+    @abstractmethod
+    def means(self) -> Tensor:
+        """The expected scales."""
+
+    @abstractmethod
+    def kl(self) -> Tensor:
+        """To the prior, one number."""
+
+    @abstractmethod
+    def noise(self) -> Tensor:
+        """What is compared with the threshold: the larger, the less of the group is signal."""
+
+
+class JeffreysScales(Scales):
+    """z ~ N(mu, var), with the prior 1/|z|."""
+
+    def __init__(self, owner: NoisyLayer, like: Tensor, initial_log_variance: float) -> None:
+        self.mean = owner.learn("scale_mean", torch.ones_like(like))
+        start = torch.full_like(like, initial_log_variance)
+        self.log_variance = owner.learn("scale_log_variance", start)
+
+    def sample(self, shape: Sequence[int]) -> Tensor:
+        """Gaussian."""
+        return draw(self.mean.expand(shape), self.log_variance.exp())
+
+    def means(self) -> Tensor:
+        """The Gaussians' means."""
+        return self.mean
+
+    def kl(self) -> Tensor:
+        """Molchanov's fit."""
+        return log_uniform_kl(self.noise()).sum()
+
+    def noise(self) -> Tensor:
+        """Log alpha."""
+        return log_alpha(self.mean, self.log_variance)
+
+
+class HorseshoeScales(Scales):
+    """log z ~ N(m, v): half of log s_a + log s_b + log alpha + log beta, all Gaussian.
+
+    s_a and alpha have Gamma priors, s_b and beta inverse Gamma ones. All scales start at 1; for
+    the layer's that means s_a = tau² and s_b = 1 / tau², the cheapest way to make 1 of a small tau.
+    """
+
+    def __init__(
+        self, owner: NoisyLayer, like: Tensor, initial_log_variance: float, tau: float
+    ) -> None:
+        self.log_tau2 = 2 * math.log(tau)
+        one = like.new_ones((1,) * like.dim())
+        self.parts: dict[str, tuple[nn.Parameter, nn.Parameter]] = {
+            key: (
+                owner.learn(f"{key}_mean", torch.full_like(shaped, start)),
+                owner.learn(f"{key}_log_variance", torch.full_like(shaped, initial_log_variance)),
+            )
+            for key, shaped, start in (
+                ("s_a", one, self.log_tau2),
+                ("s_b", one, -self.log_tau2),
+                ("alpha", like, 0.0),
+                ("beta", like, 0.0),
+            )
+        }
+
+    def sample(self, shape: Sequence[int]) -> Tensor:
+        """Log-normal; what comes from the layer's scale is the same for all groups."""
+        for_all = list(shape)
+        for_all[-self.parts["alpha"][0].dim()] = 1
+        layer_mean, layer_variance = self._log("s_a", "s_b")
+        group_mean, group_variance = self._log("alpha", "beta")
+        layer = draw(layer_mean.expand(for_all), layer_variance)
+        return torch.exp(layer + draw(group_mean.expand(shape), group_variance))
+
+    def means(self) -> Tensor:
+        """exp(m + v / 2)."""
+        mean, variance = self._log(*self.parts)
+        return torch.exp(mean + variance / 2)
+
+    def kl(self) -> Tensor:
+        """Closed forms, of the layer and of its groups."""
+        return (
+            gamma_kl(*self.parts["s_a"], self.log_tau2).sum()
+            + inverse_gamma_kl(*self.parts["s_b"]).sum()
+            + gamma_kl(*self.parts["alpha"], 0.0).sum()
+            + inverse_gamma_kl(*self.parts["beta"]).sum()
+        )
+
+    def noise(self) -> Tensor:
+        """−log mode = v − m."""
+        mean, variance = self._log(*self.parts)
+        return variance - mean
+
+    def _log(self, *keys: str) -> tuple[Tensor, Tensor]:
+        """Mean and variance of half the sum of these logarithms."""
+        means = [self.parts[key][0] for key in keys]
+        variances = [self.parts[key][1].exp() for key in keys]
+        return sum(means[1:], means[0]) / 2, sum(variances[1:], variances[0]) / 4
+
+
+# -- a layer --------------------------------------------------------------------------------
+
+
+class ScaledLayer(NoisyLayer):
+    """Weights z·w with Gaussian w; z per input of a Linear, per output filter of a convolution."""
+
+    def __init__(
+        self,
+        name: str,
+        layer: Layer,
+        *,
+        noisy_bias: bool,
+        tau: float | None,
+        initial_log_variance: float,
+        threshold: float,
+        weight_threshold: float,
+    ) -> None:
+        super().__init__(name, layer)
+        self.threshold, self.weight_threshold = threshold, weight_threshold
+        self.log_variance = self.learn(
+            "log_variance", torch.full_like(layer.weight, initial_log_variance)
+        )
+        self.bias_log_variance: nn.Parameter | None = None
+        if noisy_bias and layer.bias is not None:
+            start = torch.full_like(layer.bias, initial_log_variance)
+            self.bias_log_variance = self.learn("bias_log_variance", start)
+        like = _groups(layer)
+        self.scales: Scales = (
+            JeffreysScales(self, like, initial_log_variance)
+            if tau is None
+            else HorseshoeScales(self, like, initial_log_variance, tau)
+        )
+
+    def sample(self, x: Tensor) -> Tensor:
+        """Scales are drawn for each example, and then outputs as Gaussians given the scales."""
+        layer, bias = self.layer, self.layer.bias
+        if isinstance(layer, nn.Linear):
+            x = x * self.scales.sample(x.shape)
+        mean = apply(layer, x, layer.weight, None)
+        variance = apply(layer, x.square(), self.log_variance.exp(), None)
+        if not isinstance(layer, nn.Linear):
+            places = len(layer.kernel_size)
+            z = self.scales.sample((*mean.shape[:-places], *[1] * places))
+            mean, variance = mean * z, variance * z.square()
+        if bias is not None:
+            mean = mean + _per_output(layer, bias)
+        if self.bias_log_variance is not None:
+            variance = variance + _per_output(layer, self.bias_log_variance.exp())
+        return draw(mean, variance)
+
+    def means(self) -> tuple[Tensor, Tensor | None]:
+        """E[z]·w, and zero where the group or the weight itself is noise."""
+        weight, bias = self.layer.weight, self.layer.bias
+        alive = log_alpha(weight, self.log_variance) < self.weight_threshold
+        scales = self.scales.means() * (self.scales.noise() < self.threshold)
+        if not isinstance(self.layer, nn.Linear):
+            scales = scales.unsqueeze(-1)
+        if bias is not None and self.bias_log_variance is not None:
+            bias = bias * (log_alpha(bias, self.bias_log_variance) < self.weight_threshold)
+        return weight * alive * scales, bias
+
+    def kl(self) -> Tensor:
+        """Of weights, biases and scales."""
+        kl = unit_gaussian_kl(self.layer.weight, self.log_variance).sum() + self.scales.kl()
+        if self.layer.bias is not None and self.bias_log_variance is not None:
+            kl = kl + unit_gaussian_kl(self.layer.bias, self.bias_log_variance).sum()
+        return kl
+
+    def limit_(self, max_variance: float) -> None:
+        """Make no variance of a weight or bias larger than this."""
+        self.log_variance.clamp_(max=math.log(max_variance))
+        if self.bias_log_variance is not None:
+            self.bias_log_variance.clamp_(max=math.log(max_variance))
+
+
+def _groups(layer: Layer) -> Tensor:
+    """Zeros in the shape of the layer's scales: its inputs, or its filters with their positions."""
+    if isinstance(layer, nn.Linear):
+        return layer.weight.new_zeros(layer.in_features)
+    return layer.weight.new_zeros(layer.out_channels, *[1] * len(layer.kernel_size))
+
+
+def _per_output(layer: Layer, bias: Tensor) -> Tensor:
+    """A bias in the shape in which it is added to the layer's output."""
+    return bias if isinstance(layer, nn.Linear) else bias.view(-1, *[1] * len(layer.kernel_size))
+
+
+# -- the method -----------------------------------------------------------------------------
+
+
+class BayesianCompression(NoisyMethod):
+    """Bayesian Compression: noisy weights, and a noisy scale for each input or filter.
+
+    Args:
+        model: its layers with noise are Linear, Conv1d, Conv2d and Conv3d; norms are only tied;
+            a parameter elsewhere must be excluded. State-dict keys stay as they are.
+        num_examples: training examples; the KL is divided by it.
+        prior: of the scales: "gnj" (normal-Jeffreys) or "ghs" (horseshoe).
+        num_clusters: K, zero included, or a mapping from group name to K.
+        threshold: from where on a group is zero: log alpha ("gnj") or −log mode ("ghs") of its
+            scale; a number, or a mapping from patterns of layer names to numbers, of which the
+            first match counts. None is -3 for "gnj" and 2 for "ghs".
+        weight_threshold: log alpha from which on a single weight or bias is zero; infinity keeps
+            all weights of the groups that live.
+        initial_log_variance: of every weight, bias and scale at the start.
+        first_layer_max_variance: the first layer's weights and biases are given no more.
+        global_scale: tau, the prior scale of a layer's own half-Cauchy scale ("ghs" alone).
+        warmup_start: steps without the KL.
+        warmup_steps: steps in which its weight then grows to 1.
+        scope: which parameters share a codebook: "network", "tensor", or a mapping from group
+            names to name patterns, of which the first match counts.
+        include: patterns of the parameters to treat and tie.
+        exclude: patterns of the parameters to leave as they are.
+    """
+
+    name: ClassVar[str] = "bayesian_compression"
+    layers: list[ScaledLayer]  # type: ignore[assignment]  # the base knows less of them
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_examples: int,
+        prior: Prior = "gnj",
+        num_clusters: NumClusters = 33,
+        threshold: Threshold | None = None,
+        weight_threshold: float = 0.0,
+        *,
+        initial_log_variance: float = -9.0,
+        first_layer_max_variance: float = 0.04,
+        global_scale: float = 1e-5,
+        warmup_start: int = 0,
+        warmup_steps: int = 0,
+        scope: Scope = NETWORK,
+        include: Sequence[str] | str = ("*",),
+        exclude: Sequence[str] | str = (),
+    ) -> None:
+        super().__init__(
+            model,
+            {
+                "num_examples": num_examples,
+                "prior": prior,
+                "num_clusters": num_clusters,
+                "threshold": threshold,
+                "weight_threshold": weight_threshold,
+                "initial_log_variance": initial_log_variance,
+                "first_layer_max_variance": first_layer_max_variance,
+                "global_scale": global_scale,
+                "warmup_start": warmup_start,
+                "warmup_steps": warmup_steps,
+                "scope": scope,
+                "include": include,
+                "exclude": exclude,
+            },
+        )
+
+    @classmethod
+    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
+        """All that is wrong with these settings."""
+        return [
+            *super().mistakes(settings),
+            *choice_mistakes(settings, {"prior": ("gnj", "ghs")}),
+            *real_mistakes(settings, "weight_threshold", "initial_log_variance"),
+            *number_mistakes(
+                settings, "first_layer_max_variance", "global_scale", least=_LEAST_SCALE
+            ),
+            *_threshold_mistakes(settings.get("threshold")),
+        ]
+
+    def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
+        prior = self.settings["prior"]
+        thresholds = _by_layer(self.settings["threshold"], THRESHOLDS[prior], list(layers))
+        return [
+            ScaledLayer(
+                name,
+                layer,
+                noisy_bias=self._is_tied(f"{name}.bias"),
+                tau=float(self.settings["global_scale"]) if prior == "ghs" else None,
+                initial_log_variance=float(self.settings["initial_log_variance"]),
+                threshold=thresholds[name],
+                weight_threshold=float(self.settings["weight_threshold"]),
+            )
+            for name, layer in layers.items()
+        ]
+
+    def after_step(self, step: Step) -> None:
+        """Soft: keep the first layer's variances in bounds. Hard: tie again."""
+        super().after_step(step)
+        if not self.hard:
+            self.layers[0].limit_(float(self.settings["first_layer_max_variance"]))
+
+
+_LEAST_SCALE = 1e-12  # its logarithm is needed
+
+
+def _threshold_mistakes(threshold: Any) -> Iterator[str]:
+    table = threshold if isinstance(threshold, Mapping) else {"": threshold}
+    for pattern, value in table.items():
+        if not is_real(value) and threshold is not None:
+            where = f"threshold.{pattern}" if pattern else "threshold"
+            yield f"{where} must be a number, found {value!r}"
+
+
+def _by_layer(threshold: Threshold | None, default: float, names: list[str]) -> dict[str, float]:
+    """The threshold of each layer; a pattern without a layer is a mistake, and the reverse."""
+    if not isinstance(threshold, Mapping):
+        return dict.fromkeys(names, default if threshold is None else float(threshold))
+    mistakes = [
+        f"threshold names {pattern!r}, but layers are {', '.join(names)}"
+        for pattern in threshold
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    found = {}
+    for name in names:
+        matching = [value for p, value in threshold.items() if fnmatchcase(name, p)]
+        if matching:
+            found[name] = float(matching[0])
+        else:
+            mistakes.append(f"threshold has no entry for the layer {name!r}")
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return found

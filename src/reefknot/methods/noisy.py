@@ -1,0 +1,323 @@
+"""What the methods share that train a distribution of each weight instead of the weight.
+
+Takes     a model, and a `NoisyLayer` for each of its dense and convolutional layers.
+Gives     layers that draw fresh noise at each training step, KL / N as the penalty, and plain
+          layers with pruned means and shared values at the end.
+Paper     Kingma et al. 2015 (local reparametrisation), Molchanov et al. 2017 (the fit of the KL).
+Unaware   of which distributions a method uses, and of when it prunes.
+
+The means are the model's own parameters; what else is learned is held here and handed to the
+optimizer by `extra_parameters`, so that the keys of the state dict stay as they are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from reefknot.errors import TyingError
+from reefknot.methods.method import Saved, Stats
+from reefknot.methods.settings import (
+    clusters_mistakes,
+    count_mistakes,
+    selection_mistakes,
+)
+from reefknot.methods.tied import TyingMethod
+from reefknot.rates import predicted_bytes
+from reefknot.tying.selection import original_name
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_TINY = 1e-8  # keeps logarithms and roots of zero finite
+
+
+# -- the mathematics ------------------------------------------------------------------------
+
+
+def log_alpha(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """How much noise there is to a signal: log (variance / mean²)."""
+    return log_variance - torch.log(mean.square() + _TINY)
+
+
+def log_uniform_kl(log_alpha: Tensor) -> Tensor:
+    """KL from N(m, alpha·m²) to the log-uniform prior p(w) ~ 1/|w|, shifted to vanish at the end.
+
+    The prior is improper, so the KL has an arbitrary constant; here it goes to 0 for alpha to
+    infinity. The sigmoid is Molchanov's fit, right to about 0.01.
+    """
+    return 0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + 0.5 * softplus(-log_alpha)
+
+
+def unit_gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL from N(mean, variance) to N(0, 1)."""
+    return 0.5 * (mean.square() + log_variance.exp() - log_variance - 1)
+
+
+def draw(mean: Tensor, variance: Tensor) -> Tensor:
+    """A Gaussian of this mean and variance for each element, from torch's own generator."""
+    return mean + torch.sqrt(variance + _TINY) * torch.randn_like(mean)
+
+
+def apply(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What the layer would give with another weight and bias."""
+    if isinstance(layer, nn.Linear):
+        return linear(x, weight, bias)
+    return layer._conv_forward(x, weight, bias)
+
+
+# -- one layer ------------------------------------------------------------------------------
+
+
+class NoisyLayer(ABC):
+    """A layer of the model while its weights are distributions.
+
+    Installed, it stands in for the layer's `forward`: noise in training, pruned means in
+    evaluation. A deep copy of the model copies it along.
+    """
+
+    def __init__(self, name: str, layer: Layer) -> None:
+        self.name = name
+        self.layer = layer
+        self.learned: dict[str, nn.Parameter] = {}  # all that is not in the layer itself
+
+    def learn(self, name: str, value: Tensor) -> nn.Parameter:
+        """A parameter of the distributions that starts with this value."""
+        self.learned[name] = nn.Parameter(value.detach().clone())
+        return self.learned[name]
+
+    @abstractmethod
+    def sample(self, x: Tensor) -> Tensor:
+        """The layer's output with fresh noise, by local reparametrisation."""
+
+    @abstractmethod
+    def means(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as hardening now would leave them: means, and zeros where pruned."""
+
+    @abstractmethod
+    def kl(self) -> Tensor:
+        """KL from all distributions of the layer to their priors, one number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer gives while this is installed."""
+        if self.layer.training:
+            return self.sample(x)
+        return apply(self.layer, x, *self.means())
+
+    def install(self) -> None:
+        """Stand in for the layer's forward."""
+        vars(self.layer)["forward"] = self.forward
+
+    def remove(self) -> None:
+        """Leave a plain layer."""
+        vars(self.layer).pop("forward", None)
+
+    @torch.no_grad()
+    def fold_(self) -> None:
+        """Put the pruned means into the layer."""
+        weight, bias = self.means()
+        self.layer.weight.copy_(weight)
+        if bias is not None and self.layer.bias is not None:
+            self.layer.bias.copy_(bias)
+
+
+# -- the method -----------------------------------------------------------------------------
+
+
+class NoisyMethod(TyingMethod):
+    """A method with noisy layers: soft is training with noise, hard is tied as in `TyingMethod`.
+
+    Every included weight of a Linear or a convolution (not transposed) gets noise. Biases, and
+    the parameters of norms, stay as they are in the soft phase unless the method says otherwise,
+    and share values with the rest from `harden` on. Any other included parameter is refused.
+    """
+
+    def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
+        super().__init__(model, settings)
+        self.num_examples = int(settings["num_examples"])
+        self.warmup_start = int(settings["warmup_start"])
+        self.warmup_steps = int(settings["warmup_steps"])
+        # After all checks, so that a refused model is left as it was.
+        self.layers = self._noisy(self._layers())
+        for layer in self.layers:
+            layer.install()
+
+    @classmethod
+    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
+        """What is wrong with the settings that all noisy methods have."""
+        found = [
+            *clusters_mistakes(settings, least=2),
+            *count_mistakes(
+                settings, "num_examples", least=1, meaning="a whole number, at least 1"
+            ),
+            *count_mistakes(
+                settings, "warmup_start", "warmup_steps", meaning="a whole number of steps"
+            ),
+            *selection_mistakes(settings),
+        ]
+        if "num_examples" not in settings:
+            found.append(
+                "num_examples is missing: the number of training examples, which the KL term is "
+                "divided by (54000 for mnist without its validation set)"
+            )
+        return found
+
+    def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
+        """The method's own kind of noisy layer for each of these."""
+        raise NotImplementedError
+
+    def _layers(self) -> dict[str, Layer]:
+        """The layers that get noise; an error names all parameters that none can be put on."""
+        refused = {n: why for n, why in _refusals(self.model) if self._is_tied(n)}
+        if refused:
+            reasons = "; ".join(f"{name} ({why})" for name, why in refused.items())
+            raise TyingError(
+                f"{self.name} can put no noise on {reasons}; exclude them, or take another method"
+            )
+        layers = {
+            original_name(name): module
+            for name, module in self.model.named_modules()
+            if isinstance(module, Layer) and self._is_tied(f"{original_name(name)}.weight")
+        }
+        if not layers:
+            raise TyingError(f"{self.name} needs a Linear or a convolution, and found none to tie")
+        return layers
+
+    def _is_tied(self, name: str) -> bool:
+        return any(name.removeprefix(".") in group.members for group in self.groups)
+
+    # -- training ---------------------------------------------------------------------------
+
+    def extra_parameters(self) -> list[nn.Parameter]:
+        """Everything of the distributions that is not a mean."""
+        return [parameter for layer in self.layers for parameter in layer.learned.values()]
+
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Follow these optimizers from now on; see `Method.attach`."""
+        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        if not self.hard and not moved.issuperset(map(id, self.extra_parameters())):
+            raise TyingError(
+                f"no attached optimizer trains the noise of {self.name}; make it with "
+                "[*model.parameters(), *method.extra_parameters()]"
+            )
+        return super().attach(*optimizers)
+
+    def kl_weight(self) -> float:
+        """0 until `warmup_start`, then up to 1 in `warmup_steps` steps."""
+        if self.step < self.warmup_start:
+            return 0.0
+        return min(1.0, (self.step - self.warmup_start + 1) / max(1, self.warmup_steps))
+
+    def penalty(self) -> Tensor | None:
+        """The KL of all layers for each example, times its present weight."""
+        weight = self.kl_weight()
+        if self.hard or not weight:
+            return None
+        kl = torch.stack([layer.kl() for layer in self.layers]).sum()
+        return kl * (weight / self.num_examples)
+
+    def harden(self) -> None:
+        """Prune, leave the noise, and share values: zero, and k-means on the others."""
+        self._require_soft()
+        for layer in self.layers:
+            layer.fold_()
+            layer.remove()
+        for group in self.groups:
+            group.start_sparse("kmeans")
+        self._hardened()
+
+    # -- reading and saving -----------------------------------------------------------------
+
+    def state_dict(self) -> Saved:
+        """Phase and step, the distributions, centers and assignments."""
+        saved = super().state_dict()
+        return saved | {key: value.detach().clone() for key, value in self._learned()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on exactly where `state_dict` was called; before or after `attach`."""
+        super().load_state_dict(state)
+        for key, parameter in self._learned():
+            value = state.get(key)
+            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                raise TyingError(f"the saved state has another {key!r}; is the model the same?")
+            with torch.no_grad():
+                parameter.copy_(value)
+        for layer in self.layers:
+            layer.remove() if self.hard else layer.install()
+
+    def _learned(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """By number, since a layer's name may hold a slash, which divides the keys of groups."""
+        for number, layer in enumerate(self.layers):
+            for name, parameter in layer.learned.items():
+                yield f"noise.{number}.{name}", parameter
+
+    def stats(self) -> Stats:
+        """Density and predicted bytes, soft as well: as hardening now would leave them."""
+        if not self.hard:
+            self._predicted_bytes = None
+        return super().stats()
+
+    def _density(self) -> float:
+        if self.hard:
+            return super()._density()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        alive = self._alive_counts()
+        left = sum(alive.get(id(p), int(torch.count_nonzero(p))) for p in trained)
+        return left / sum(p.numel() for p in trained)
+
+    def _predict(self) -> int:
+        if self.hard:
+            return super()._predict()
+        alive = self._alive_counts()
+        counts, codebooks, tied = [], 0, 0
+        for group in self.groups:
+            values = group.num_clusters - 1
+            codebooks += group.num_clusters * group.dtype.itemsize
+            for parameter in group.members.values():
+                nonzero = alive.get(id(parameter), parameter.numel())
+                counts.append(np.full(values + 1, nonzero / values))
+                counts[-1][0] = parameter.numel() - nonzero
+                tied += parameter.nbytes
+        return predicted_bytes(counts, codebooks, super()._predict() - tied)
+
+    @torch.no_grad()
+    def _alive_counts(self) -> dict[int, int]:
+        """How many elements of each noisy layer's parameters hardening would leave, by id."""
+        counts = {}
+        for noisy in self.layers:
+            for own, mean in zip(
+                (noisy.layer.weight, noisy.layer.bias), noisy.means(), strict=True
+            ):
+                if own is not None and mean is not None:
+                    counts[id(own)] = int(torch.count_nonzero(mean))
+        return counts
+
+
+def _refusals(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Parameters that are no weight of a layer with noise, nor may stay plain, and why."""
+    first: dict[int, str] = {}  # a shared parameter goes by the first of its names
+    for prefix, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            own = original_name(f"{prefix}.{key}").removeprefix(".")
+            name = first.setdefault(id(parameter), own)
+            if isinstance(module, _NORMS):
+                continue
+            if not isinstance(module, Layer) or key not in ("weight", "bias"):
+                yield name, f"in a {type(module).__name__}"
+            elif _own_forward(module):
+                yield name, "its layer has a forward of its own"
+            elif name != own:
+                yield name, f"shared with {own}"
+
+
+def _own_forward(module: nn.Module) -> bool:
+    """Whether the layer computes something else than its base class, by subclass or by hand."""
+    known = any(type(module).forward is kind.forward for kind in _LAYERS)
+    return not known or "forward" in vars(module)
