@@ -310,7 +310,7 @@ class BayesianCompression(NoisyMethod):
         prior: Prior = "gnj",
         num_clusters: NumClusters = 33,
         threshold: Threshold | None = None,
-        weight_threshold: float = 0.0,
+        weight_threshold: float = 1.0,
         *,
         initial_log_variance: float = -9.0,
         first_layer_max_variance: float = 0.04,
