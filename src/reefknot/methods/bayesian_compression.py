@@ -20,7 +20,8 @@ N(0, 1); so is a bias, which has no scale. Two priors for the scales:
         variances. The KLs are closed forms. A dead group has nothing to say about its scale but
         that it is small: w falls back to N(0, 1), and the noise z·w costs less the smaller z is.
         So groups are told apart by the most likely scale, exp(m − v): noise when
-        −log mode = v − m is large. It is measured in the units that w ~ N(0, 1) sets.
+        −log mode = v − m is large. It is measured in the units that w ~ N(0, 1) sets, so a layer
+        of small weights may need a larger threshold than the others.
 
 Inside a group that lives, single weights and biases go by their own log alpha. A unit that no
 later layer listens to needs no rule of its own: its weights and its bias feel only their KL, fall
@@ -55,7 +56,7 @@ from reefknot.tying.selection import NETWORK, Scope
 Prior = Literal["gnj", "ghs"]
 Threshold = float | Mapping[str, float]
 
-THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.0}
+THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.5}
 
 
 # -- the mathematics ------------------------------------------------------------------------
@@ -285,7 +286,7 @@ class BayesianCompression(NoisyMethod):
         num_clusters: K, zero included, or a mapping from group name to K.
         threshold: from where on a group is zero: log alpha ("gnj") or −log mode ("ghs") of its
             scale; a number, or a mapping from patterns of layer names to numbers, of which the
-            first match counts. None is -3 for "gnj" and 2 for "ghs".
+            first match counts. None is -3 for "gnj" and 2.5 for "ghs".
         weight_threshold: log alpha from which on a single weight or bias is zero; infinity keeps
             all weights of the groups that live.
         initial_log_variance: of every weight, bias and scale at the start.
@@ -309,7 +310,7 @@ class BayesianCompression(NoisyMethod):
         prior: Prior = "gnj",
         num_clusters: NumClusters = 33,
         threshold: Threshold | None = None,
-        weight_threshold: float = 0.0,
+        weight_threshold: float = 1.0,
         *,
         initial_log_variance: float = -9.0,
         first_layer_max_variance: float = 0.04,

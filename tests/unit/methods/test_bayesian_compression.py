@@ -206,7 +206,7 @@ def test_thresholds_by_layer():
     assert [layer.threshold for layer in method.layers] == [-2.8, -5.0]
     assert [layer.threshold for layer in BayesianCompression(net(), 10).layers] == [-3.0, -3.0]
     method = BayesianCompression(net(), 10, prior="ghs")
-    assert [layer.threshold for layer in method.layers] == [2.0, 2.0]
+    assert [layer.threshold for layer in method.layers] == [2.5, 2.5]
 
 
 def net():
