@@ -27,6 +27,7 @@ from reefknot.rates import predicted_bytes
 from reefknot.state import MAX_CODEBOOK, Codebook, TiedState
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying import ops
+from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
 from reefknot.tying.selection import NETWORK, TENSOR, Scope, original_name, select
 
@@ -48,6 +49,12 @@ class _ParameterTying(Method):
         self.l1_strength = float(settings.get("l1_strength", 0.0))
         self.l1_step = settings.get("l1_step", "subgradient")
         self.refit_every = int(settings["refit_every"])
+        self.relax_from = int(settings.get("relax_from", 0))
+        self.relax_steps = int(settings.get("relax_steps", 0))
+        self.relax_tying = settings.get("relax_tying")
+        self.center_bits = settings.get("center_bits")
+        self.rate_power = float(settings.get("rate_power", 0.0))
+        self._l1_factors: dict[str, Tensor] = {}  # by name; none before the first refit
         self.changed: float | None = None  # share of assignments that the last refit changed
         self._predicted_bytes: int | None = None
         super().__init__(model)
@@ -114,13 +121,20 @@ class _ParameterTying(Method):
         """Soft tying: add the pull to the own center and to zero."""
         if self.hard:
             return
-        l1 = self.l1_strength if self.l1_step == "subgradient" else 0.0
+        tying = self._tying_now() * step.grad_scale
+        l1 = self.l1_strength * step.grad_scale
+        if self.relaxed or self.l1_step == "proximal":
+            l1 = 0.0
         for _, group, name, parameter in self._held_by(step):
             grad = dense_grad(name, parameter)
-            if grad is not None:
-                group.add_pull_(
-                    name, grad, self.tying_strength * step.grad_scale, l1 * step.grad_scale
-                )
+            if grad is None:
+                continue
+            factors = self._l1_factors.get(name) if l1 else None
+            if factors is None:
+                group.add_pull_(name, grad, tying, l1)
+            else:
+                group.add_pull_(name, grad, tying, 0.0)
+                grad.addcmul_(parameter.detach().sign().to(grad.dtype), factors, value=l1)
 
     def after_step(self, step: Step) -> None:
         """Soft tying: move the centers, now and then refit. Hard tying: tie again."""
@@ -129,17 +143,42 @@ class _ParameterTying(Method):
             for group in self.groups:
                 group.retie()
             return
-        if self.l1_step == "proximal" and self.l1_strength:
+        if self.l1_step == "proximal" and self.l1_strength and not self.relaxed:
             for rate, _, _, parameter in self._held_by(step):
                 if parameter.grad is not None:
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         if not step.ends_round:
             return
+        if self.relax_from and self.step == self.relax_from:
+            self._relax()
+            return
+        if self.relaxed:
+            for group in self.groups:
+                group.hold_zeros()
         if self.refit_every and self.step % self.refit_every == 0:
             self._refit()
         else:
             for group in self.groups:
                 group.refresh()
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether the zeros are fixed and the L1 penalty is off; see `relax_from`."""
+        return not self.hard and bool(self.relax_from) and self.step >= self.relax_from
+
+    def _relax(self) -> None:
+        if self.refit_every:
+            self._refit()
+        for group in self.groups:
+            group.fix_zeros()
+        self._predicted_bytes = None
+
+    def _tying_now(self) -> float:
+        """The tying strength, which grows by the same factor at each relaxed step if asked to."""
+        if self.relax_tying is None or not self.relaxed:
+            return self.tying_strength
+        done = min(1.0, (self.step - self.relax_from) / max(self.relax_steps, 1))
+        return self.tying_strength * (float(self.relax_tying) / self.tying_strength) ** done
 
     def _held_by(self, step: Step) -> list[tuple[float, Group, str, nn.Parameter]]:
         """The tied parameters that the stepping optimizer moves, with their rates."""
@@ -154,7 +193,19 @@ class _ParameterTying(Method):
         total = sum(group.num_weights for group in self.groups)
         changed = [group.refit() * group.num_weights for group in self.groups]
         self.changed = sum(changed) / total
+        self._weigh()
         self._predicted_bytes = None
+
+    def _weigh(self) -> None:
+        """Renew what each weight's L1 strength is multiplied with; the assignment decides it."""
+        if not self.rate_power:
+            return
+        for group in self.groups:
+            zero = group.smallest_center()
+            for name, parameter in group.members.items():
+                bits = nonzero_bits(group.assignment(name) != zero)
+                factors = (bits / TYPICAL_BITS) ** self.rate_power
+                self._l1_factors[name] = ops.like(factors.to(parameter.dtype), parameter)
 
     def harden(self) -> None:
         """Refit once more, project, make the zero cluster exactly zero, freeze the assignment."""
@@ -183,6 +234,8 @@ class _ParameterTying(Method):
                     f"{name!r} is no longer tied to its centers; were weights loaded or changed "
                     "after the last optimizer step?"
                 )
+            if self.center_bits is not None:
+                group.round_centers(self.center_bits)
             codebook, renamed = _codebook(group)
             for name, parameter in group.members.items():
                 index = to_array(group.assignment(name).contiguous().view(parameter.shape))
@@ -213,6 +266,8 @@ class _ParameterTying(Method):
                 )
             if own:
                 group.load_state_dict(own)
+        if self.changed is not None:
+            self._weigh()
         self._predicted_bytes = None
 
     def stats(self) -> Stats:
@@ -325,6 +380,16 @@ class SparseAPT(_ParameterTying):
         init: first centers, "even" over the range of the weights or by "kmeans" (better from a
             trained parent).
         distance: "l2" (k-means) or "l1" (k-medians).
+        rate_power: the L1 strength of each weight is multiplied with (bits / 9) to this power,
+            where bits is what a non-zero in its place costs in the file, roughly; renewed at each
+            refit. 0 is the same strength for all.
+        relax_from: the soft step after which the zero cluster is fixed at zero and the L1 penalty
+            ends, so that it no longer shrinks what survives; 0 for never.
+        relax_tying: the tying strength that is reached `relax_steps` steps after that, growing by
+            the same factor each step; None leaves it as it is.
+        relax_steps: see `relax_tying`.
+        center_bits: how many bits of each center's fraction `finish` keeps, which makes the
+            codebook smaller; None keeps all.
     """
 
     name: ClassVar[str] = "sparse_apt"
@@ -344,6 +409,11 @@ class SparseAPT(_ParameterTying):
         exclude: Sequence[str] | str = (),
         init: Start = "even",
         distance: Literal["l2", "l1"] = "l2",
+        rate_power: float = 0.0,
+        relax_from: int = 0,
+        relax_tying: float | None = None,
+        relax_steps: int = 0,
+        center_bits: int | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -357,6 +427,11 @@ class SparseAPT(_ParameterTying):
             exclude=exclude,
             init=init,
             distance=distance,
+            rate_power=rate_power,
+            relax_from=relax_from,
+            relax_tying=relax_tying,
+            relax_steps=relax_steps,
+            center_bits=center_bits,
         )
 
 
@@ -392,6 +467,31 @@ def _codebook(group: Group) -> tuple[Codebook, np.ndarray]:
     return Codebook(dtype, values[kept]), renamed
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_strength(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _relax_mistakes(settings: Mapping[str, Any]) -> Any:
+    steps = settings.get("relax_steps", 0)
+    if not _is_count(steps):
+        yield f"relax_steps must be a whole number of steps, found {steps!r}"
+    reached = settings.get("relax_tying")
+    if reached is not None:
+        if not _is_strength(reached) or reached == 0:
+            yield f"relax_tying must be a number above 0, found {reached!r}"
+        if not settings.get("relax_from", 0):
+            yield "relax_tying needs relax_from, the step at which the strength begins to grow"
+        if settings.get("tying_strength", 1e-5) == 0:
+            yield "relax_tying grows from tying_strength, which must then be above 0"
+    bits = settings.get("center_bits")
+    if bits is not None and not _is_count(bits):
+        yield f"center_bits must be a whole number of bits, found {bits!r}"
+
+
 def _mistakes(settings: Mapping[str, Any], least: int) -> Any:
     """One sentence for each setting that cannot be used."""
     clusters = settings.get("num_clusters", least)
@@ -400,17 +500,17 @@ def _mistakes(settings: Mapping[str, Any], least: int) -> Any:
             yield (
                 f"num_clusters must be a whole number from {least} to {MAX_CODEBOOK:,}, found {k!r}"
             )
-    for key in ("tying_strength", "l1_strength"):
+    for key in ("tying_strength", "l1_strength", "rate_power"):
         value = settings.get(key, 0.0)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < math.inf
-        ):
+        if not _is_strength(value):
             yield f"{key} must be a number of at least 0, found {value!r}"
-    every = settings.get("refit_every", 0)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        yield f"refit_every must be a whole number of steps, or 0 for never, found {every!r}"
+    for key in ("refit_every", "relax_from"):
+        every = settings.get(key, 0)
+        if not _is_count(every):
+            yield f"{key} must be a whole number of steps, or 0 for never, found {every!r}"
+    yield from _relax_mistakes(settings)
+    if settings.get("rate_power") and settings.get("l1_step", "subgradient") != "subgradient":
+        yield 'rate_power needs l1_step = "subgradient": a proximal step has one strength for all'
     choices = {
         "init": ("even", "kmeans"),
         "l1_step": ("subgradient", "proximal"),

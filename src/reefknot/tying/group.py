@@ -64,9 +64,14 @@ class Group:
         self._set(even, nearest(weights, even))
 
     def refit(self) -> float:
-        """Full 1-D k-means from the present centers; gives the share of changed assignments."""
+        """Full 1-D k-means from the present centers; gives the share of changed assignments.
+
+        Weights that are fixed at zero stay there, and the other K - 1 centers are for the rest.
+        """
         weights = self._gather()
         before = self._gather_assignment()
+        if self.zero_cluster is not None:
+            return self._refit_survivors(weights, before)
         found = kmeans1d(weights, self.num_clusters, centers=self.centers, distance=self.distance)
         self._set(found.centers, found.assignment)
         return float(np.mean(before != found.assignment))
@@ -77,6 +82,24 @@ class Group:
             self.centers = self._medians()
         else:
             self.centers = ops.cluster_means(self._pairs(), self.centers, self.counts)
+
+    def _refit_survivors(self, weights: np.ndarray, before: np.ndarray) -> float:
+        """As `refit`, with the zero cluster left as it is."""
+        old = self.zero_cluster
+        assert old is not None
+        alive = before != old
+        others = np.delete(self.centers, old)
+        if not alive.any() or not len(others):
+            return 0.0
+        found = kmeans1d(weights[alive], len(others), centers=others, distance=self.distance)
+        zero = int(np.searchsorted(found.centers, 0.0))
+        own = before - (before > old)  # the clusters as if there were no zero cluster
+        changed = float(np.mean(alive)) * float(np.mean(own[alive] != found.assignment))
+        after = np.full(len(weights), zero, np.int64)
+        after[alive] = found.assignment + (found.assignment >= zero)
+        self._set(np.insert(found.centers, zero, 0.0), after)
+        self.zero_cluster = zero
+        return changed
 
     # -- soft tying -------------------------------------------------------------------------
 
@@ -92,12 +115,25 @@ class Group:
             to_medians=self.distance == "l1",
         )
 
+    def fix_zeros(self) -> None:
+        """The weights of the cluster of smallest magnitude become zero, and stay in it."""
+        self.zero_cluster = self.smallest_center()
+        self.hold_zeros()
+
+    def hold_zeros(self) -> None:
+        """After an optimizer step: what is fixed at zero goes back to it."""
+        assert self.zero_cluster is not None
+        self.centers[self.zero_cluster] = 0.0
+        for weights, assignment in self._pairs():
+            ops.zero_(weights, assignment, self.zero_cluster)
+
     # -- hard tying -------------------------------------------------------------------------
 
     def harden(self, *, zero_cluster: bool) -> None:
         """Each weight to its center; the center of smallest magnitude to exactly 0 if asked."""
         if zero_cluster:
-            self.zero_cluster = self.smallest_center()
+            if self.zero_cluster is None:
+                self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0
         self._project()
 
@@ -106,6 +142,12 @@ class Group:
         self.centers = ops.cluster_means(self._pairs(), self.centers, self.counts)
         if self.zero_cluster is not None:
             self.centers[self.zero_cluster] = 0.0
+        self._project()
+
+    def round_centers(self, bits: int) -> None:
+        """Keep so many bits of each center's fraction, and move the weights along."""
+        mantissa, exponent = np.frexp(self.centers)  # a mantissa has its first bit at 1/2
+        self.centers = np.ldexp(np.round(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
         self._project()
 
     def _project(self) -> None:
@@ -123,7 +165,9 @@ class Group:
         return self.assignments[name]
 
     def smallest_center(self) -> int:
-        """The cluster of smallest magnitude that has weights: the zero cluster."""
+        """The zero cluster, or what would become it: the smallest in magnitude with weights."""
+        if self.zero_cluster is not None:
+            return self.zero_cluster
         magnitude = np.where(self.counts > 0, np.abs(self.centers), np.inf)
         return int(np.argmin(magnitude))
 
