@@ -53,7 +53,17 @@ class Optimization:
     rate: float = 1.0
     hard_rate: float | None = None  # as `rate`
     decay: str = "constant"
+    restarts: Sequence[int] = ()  # steps at which the decay begins anew
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Trained networks whose opinions join the labels; without teachers the labels stand alone."""
+
+    teachers: Sequence[str] = ()
+    temperature: float = 4.0
+    weight: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class Config:
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     optimizer: Optimization = field(default_factory=Optimization)
+    distillation: Distillation = field(default_factory=Distillation)
 
     @property
     def plan(self) -> Plan:
@@ -80,23 +91,33 @@ class Config:
             rate=self.optimizer.rate,
             hard_rate=self.optimizer.rate if hard_rate is None else hard_rate,
             decay=self.optimizer.decay,  # type: ignore[arg-type]  # checked when read
+            restarts=tuple(self.optimizer.restarts),
         )
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file, with `key=value` overrides (dotted keys for tables).
 
-    `start` is taken relative to the file's folder; an override of it, to the current one.
+    `start` and teachers are relative to the file's folder; overrides of them, to the current one.
     """
     try:
         table = tomllib.loads(read_bytes(path).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    if isinstance(table.get("start"), str):
-        table["start"] = str((path.parent / table["start"]).absolute())
+    _anchor(table, path.parent)
     for override in overrides:
         _override(table, override)
+    _anchor(table, Path())  # what is absolute already stays as it is
     return make_config(table)
+
+
+def _anchor(table: dict[str, Any], folder: Path) -> None:
+    """Make the paths in a table absolute."""
+    if isinstance(table.get("start"), str):
+        table["start"] = str((folder / table["start"]).absolute())
+    inner = table.get("distillation")
+    if isinstance(inner, dict) and _is_texts(inner.get("teachers")):
+        inner["teachers"] = [str((folder / t).absolute()) for t in inner["teachers"]]
 
 
 def make_config(table: Mapping[str, Any]) -> Config:
@@ -109,7 +130,11 @@ def make_config(table: Mapping[str, Any]) -> Config:
     values["optimizer"] = Optimization(
         **_checked(Optimization, table.get("optimizer", {}), "optimizer.", mistakes)
     )
+    values["distillation"] = Distillation(
+        **_checked(Distillation, table.get("distillation", {}), "distillation.", mistakes)
+    )
     mistakes += _range_mistakes(values["training"], values["optimizer"])
+    mistakes += _distillation_mistakes(values["distillation"])
     if not -(2**63) <= values.get("seed", 0) < 2**64:
         mistakes.append(f"seed must be a number of 64 bits, found {values['seed']}")
     mistakes += _method_mistakes(values.get("method"), values.get("settings", {}))
@@ -121,7 +146,12 @@ def make_config(table: Mapping[str, Any]) -> Config:
 
 def to_toml(config: Config) -> str:
     """The configuration as TOML that reads back to itself."""
-    return "\n".join(_toml_lines(asdict(config), "")) + "\n"
+    table = asdict(config)
+    if not config.distillation.teachers:
+        del table["distillation"]
+    if not config.optimizer.restarts:
+        del table["optimizer"]["restarts"]
+    return "\n".join(_toml_lines(table, "")) + "\n"
 
 
 # -- checking -------------------------------------------------------------------------------
@@ -132,8 +162,12 @@ _WORDS = {
     str: "a text",
     bool: "true or false",
     Mapping: "a table",
+    Sequence: "a list",
     type(None): "nothing",
 }
+
+
+_TABLES = (Training, Optimization, Distillation)
 
 
 def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[str, Any]:
@@ -146,7 +180,7 @@ def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[s
     for key, value in table.items():
         if key not in known:
             mistakes.append(f"unknown key {prefix + key!r}{nearest(key, known)}")
-        elif isinstance(known[key].type, type) and known[key].type in (Training, Optimization):
+        elif isinstance(known[key].type, type) and known[key].type in _TABLES:
             continue  # a table of its own
         elif _fits(value, known[key].type):
             values[key] = float(value) if known[key].type is float else value
@@ -162,7 +196,7 @@ def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[s
 
 def _types(annotation: Any) -> tuple[Any, ...]:
     plain = get_args(annotation) if isinstance(annotation, type(int | None)) else (annotation,)
-    return tuple(Mapping if getattr(t, "__origin__", None) is Mapping else t for t in plain)
+    return tuple(getattr(t, "__origin__", t) for t in plain)  # Mapping[str, Any] is a Mapping
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -171,8 +205,13 @@ def _fits(value: Any, annotation: Any) -> bool:
         return bool in types
     if isinstance(value, int) and float in types:
         return True
-    origin = tuple(Mapping if getattr(t, "__origin__", None) is not None else t for t in types)
-    return isinstance(value, origin)
+    if isinstance(value, str):
+        return str in types  # and not a list of letters
+    return isinstance(value, types)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:
@@ -190,9 +229,22 @@ def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str
         value = getattr(optimizer, key)
         if value is not None and not 0 <= value < float("inf"):
             yield f"optimizer.{key} must be a number of at least 0, found {value}"
+    steps = training.soft_steps + training.hard_steps
+    for step in optimizer.restarts:
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 < step < steps:
+            yield f"optimizer.restarts must be steps between 0 and {steps}, found {step!r}"
     if optimizer.decay not in get_args(Decay):
         decays = ", ".join(get_args(Decay))
         yield f"optimizer.decay must be one of {decays}, found {optimizer.decay!r}"
+
+
+def _distillation_mistakes(distillation: Distillation) -> Iterable[str]:
+    if not _is_texts(distillation.teachers):
+        yield f"distillation.teachers must be a list of paths, found {distillation.teachers!r}"
+    if not 0 < distillation.temperature < float("inf"):
+        yield f"distillation.temperature must be above 0, found {distillation.temperature}"
+    if not 0 <= distillation.weight <= 1:
+        yield f"distillation.weight must be from 0 to 1, found {distillation.weight}"
 
 
 def _method_mistakes(name: Any, settings: Any) -> Iterable[str]:
@@ -259,8 +311,6 @@ def _override(table: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {key}: {name!r} is not a table")
         table = inner
-    if key.strip() == "start" and isinstance(value, str):
-        value = str(Path(value).absolute())
     table[last] = value
 
 

@@ -6,6 +6,7 @@ Gives     config.toml, metrics.jsonl, model.reef, record.json, report.html in th
 Unaware   of which method it runs and of how progress is shown.
 """
 
+import copy
 import json
 import os
 import platform
@@ -23,12 +24,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from reefknot import rates
 from reefknot.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.config import OPTIMIZERS, Config, to_toml
+from reefknot.distil import soft_labels
 from reefknot.errors import CheckError, ConfigError, DivergedError, FormatError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode, open_state
@@ -68,6 +70,7 @@ class _Parts:
     method: Method
     optimizer: Optimizer
     data: Data
+    labels: Tensor  # that the model learns: those of the data, or softened ones
 
 
 def run(
@@ -137,8 +140,11 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
 
 def _text(folder: Path, config: Config) -> str:
+    # Relative paths, so that the folder can be moved with its parent.
     start = None if config.start is None else os.path.relpath(config.start, folder)
-    return to_toml(replace(config, start=start))  # so that the folder can be moved with its parent
+    teachers = [os.path.relpath(path, folder) for path in config.distillation.teachers]
+    distillation = replace(config.distillation, teachers=teachers)
+    return to_toml(replace(config, start=start, distillation=distillation))
 
 
 def _check_free(folder: Path, config: Config, resume: bool) -> None:
@@ -184,14 +190,26 @@ def _build(config: Config) -> _Parts:
             f"{config.model} gave a {type(model).__name__}; a torch module was expected"
         )
     if config.start is not None:
-        _load_parent(model, Path(config.start))
+        _load_parent(model, Path(config.start), "start")
+    teachers = []
+    for path in config.distillation.teachers:
+        teachers.append(copy.deepcopy(model))
+        _load_parent(teachers[-1], Path(path), "distillation.teachers")
+    labels = data.train.labels
+    if teachers:
+        labels = soft_labels(
+            teachers,
+            *data.train,
+            temperature=config.distillation.temperature,
+            weight=config.distillation.weight,
+        )
     method = METHODS[config.method](model, **config.settings)
     optimizer = OPTIMIZERS[config.optimizer.name](
         method.parameter_groups(),
         lr=config.optimizer.rate,  # type: ignore[call-arg]  # every optimizer of the table has it
         **config.optimizer.options,
     )
-    return _Parts(model, method, optimizer, data)
+    return _Parts(model, method, optimizer, data, labels)
 
 
 def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -211,15 +229,15 @@ def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
     return found[0], found[1]
 
 
-def _load_parent(model: nn.Module, path: Path) -> None:
+def _load_parent(model: nn.Module, path: Path, key: str) -> None:
     try:
         parent = load(path) if path.suffix == ".reef" else load_safetensors(read_bytes(path))
         model.load_state_dict(parent)
     except SafetensorError as error:
-        raise ConfigError(f"start: {path} is not a safetensors file: {error}") from error
+        raise ConfigError(f"{key}: {path} is not a safetensors file: {error}") from error
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"start: {path} does not fit the model: {reason}") from error
+        raise ConfigError(f"{key}: {path} does not fit the model: {reason}") from error
 
 
 def _parent_error(config: Config, parts: _Parts) -> float | None:
@@ -248,7 +266,9 @@ def _train(
         step = saved["step"]
     method.attach(optimizer)
     plan, training = config.plan, config.training
-    batches = Batches(*data.train, training.batch_size, config.seed, data.augment)
+    batches = Batches(
+        data.train.inputs, parts.labels, training.batch_size, config.seed, data.augment
+    )
     notes = journal.notes
     last_saved = step if saved else None
 

@@ -31,13 +31,17 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How long each phase lasts, and the rate at each step: `rate` decays in each phase anew."""
+    """How long each phase lasts, and the rate at each step.
+
+    The rate decays in each phase anew, and also from each of the `restarts`.
+    """
 
     soft_steps: int
     hard_steps: int
     rate: float
     hard_rate: float
     decay: Decay = "constant"
+    restarts: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -46,9 +50,11 @@ class Plan:
 
     def rate_at(self, step: int) -> float:
         """The rate for the step that follows `step` completed ones."""
-        soft = step < self.soft_steps
-        top = self.rate if soft else self.hard_rate
-        done = step / self.soft_steps if soft else (step - self.soft_steps) / self.hard_steps
+        edges = [0, self.soft_steps, self.steps, *self.restarts]
+        begin = max(edge for edge in edges if edge <= step)
+        end = min(edge for edge in edges if edge > step)
+        top = self.rate if step < self.soft_steps else self.hard_rate
+        done = (step - begin) / (end - begin)
         if self.decay == "linear":
             return top * (1 - done)
         if self.decay == "cosine":

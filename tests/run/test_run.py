@@ -255,6 +255,16 @@ def test_a_run_starts_from_a_parent(dense: Path, tmp_path: Path, parent: str) ->
     assert record_of(out)["val_error_soft"] == pytest.approx(record_of(dense)["val_error"], abs=1)
 
 
+def test_a_run_learns_from_teachers(dense: Path, tmp_path: Path) -> None:
+    config = digits_config(tmp_path, settings="relax_from = 6\nrate_power = 1.0\nrefit_every = 4")
+    teachers = ("--set", f'distillation.teachers=["{dense / "model.reef"}"]')
+    out = finished(config, tmp_path / "out", *teachers)
+    kept = (out / "config.toml").read_text()
+    assert f'teachers = ["{os.path.relpath(dense / "model.reef", out)}"]' in kept
+    plain = finished(config, tmp_path / "plain")
+    assert (plain / "model.reef").read_bytes() != (out / "model.reef").read_bytes()
+
+
 def test_a_missing_or_wrong_start_is_refused_in_one_sentence(dense: Path, tmp_path: Path) -> None:
     other = {"fc1.weight": torch.zeros(3, 3)}
     save_file(other, tmp_path / "other.safetensors")

@@ -1,5 +1,6 @@
 """Configurations: every mistake found at once, and TOML that reads back to itself."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def test_missing_entries_are_all_named() -> None:
         ),
         (
             {"optimizer": {"zzz": 1}},
-            "unknown key 'optimizer.zzz'; known are decay, hard_rate, name, options, rate",
+            "unknown key 'optimizer.zzz'; "
+            "known are decay, hard_rate, name, options, rate, restarts",
         ),
         (
             {"method": "sparse-apt"},
@@ -272,6 +274,43 @@ def test_an_override_of_start_is_relative_to_the_current_folder(
     path = written(tmp_path / "configs", LEAST_TOML + 'start = "here.reef"\n')
     monkeypatch.chdir(tmp_path)
     assert read_config(path, ["start=there.reef"]).start == str(tmp_path / "there.reef")
+
+
+def test_teachers_are_relative_to_the_folder_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    text = LEAST_TOML + '[distillation]\nteachers = ["a.reef", "/b.reef"]\n'
+    path = written(tmp_path / "configs", text)
+    monkeypatch.chdir("/")
+    found = read_config(path).distillation
+    assert list(found.teachers) == [str(tmp_path / "configs" / "a.reef"), "/b.reef"]
+    assert (found.temperature, found.weight) == (4.0, 0.9)
+    other = read_config(path, ['distillation.teachers=["c.reef"]', "distillation.weight=1"])
+    assert list(other.distillation.teachers) == ["/c.reef"]
+    assert make_config(tomllib.loads(to_toml(other))) == other
+
+
+@pytest.mark.parametrize(
+    ("table", "mistake"),
+    [
+        ({"teachers": "a.reef"}, "distillation.teachers must be a list, found 'a.reef'"),
+        ({"teachers": [1]}, "distillation.teachers must be a list of paths, found [1]"),
+        ({"temperature": 0}, "distillation.temperature must be above 0, found 0.0"),
+        ({"weight": 1.5}, "distillation.weight must be from 0 to 1, found 1.5"),
+    ],
+)
+def test_mistakes_about_teachers_are_named(table: dict[str, Any], mistake: str) -> None:
+    assert mistakes_of(distillation=table) == (mistake,)
+
+
+def test_restarts_are_steps_of_the_run() -> None:
+    training = {"soft_steps": 5, "hard_steps": 2}
+    config = make_config(LEAST | {"training": training, "optimizer": {"restarts": [3]}})
+    assert config.plan.restarts == (3,)
+    assert mistakes_of(training=training, optimizer={"restarts": [7]}) == (
+        "optimizer.restarts must be steps between 0 and 7, found 7",
+    )
 
 
 def test_an_absolute_start_stays_as_it_is(tmp_path: Path) -> None:

@@ -103,6 +103,13 @@ def test_a_cosine_rate_falls_by_half_in_the_middle_of_each_phase() -> None:
     assert rates == pytest.approx([0.8, 0.8 * high, 0.4, 0.8 * low, 0.2, 0.1])
 
 
+def test_a_restart_lets_the_rate_decay_anew() -> None:
+    # The soft phase of 6 steps is cut at 2: s = 0, 1 of 2, then 0 .. 3 of 4; then 0, 1 of 2.
+    plan = Plan(6, 2, rate=0.8, hard_rate=0.2, decay="linear", restarts=(2,))
+    rates = [plan.rate_at(step) for step in range(8)]
+    assert rates == pytest.approx([0.8, 0.4, 0.8, 0.6, 0.4, 0.2, 0.2, 0.1])
+
+
 def test_a_phase_of_no_steps_is_passed_over() -> None:
     assert Plan(0, 2, rate=0.8, hard_rate=0.2).rate_at(0) == 0.2
     assert Plan(2, 0, rate=0.8, hard_rate=0.2).rate_at(1) == 0.8

@@ -10,7 +10,7 @@ tying replaces each weight by its cluster's mean after each step. Averaging the 
 would not do: what an optimizer remembers per weight differs inside a cluster.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -23,16 +23,19 @@ from reefknot.methods.settings import (
     choice_mistakes,
     clusters_mistakes,
     count_mistakes,
+    is_real,
     number_mistakes,
     selection_mistakes,
 )
 from reefknot.methods.tied import NumClusters, TyingMethod
 from reefknot.tying import ops
+from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
 from reefknot.tying.selection import NETWORK, Scope
 
 L1Step = Literal["subgradient", "proximal"]
 
+_STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
 _CHOICES = {
     "init": ("even", "kmeans"),
     "l1_step": ("subgradient", "proximal"),
@@ -51,6 +54,12 @@ class _ParameterTying(TyingMethod):
         self.l1_strength = float(settings.get("l1_strength", 0.0))
         self.l1_step = settings.get("l1_step", "subgradient")
         self.refit_every = int(settings["refit_every"])
+        self.relax_from = int(settings.get("relax_from", 0))
+        self.relax_steps = int(settings.get("relax_steps", 0))
+        self.relax_tying = settings.get("relax_tying")
+        self.center_bits = settings.get("center_bits")
+        self.rate_power = float(settings.get("rate_power", 0.0))
+        self._l1_factors: dict[str, Tensor] = {}  # by name; none before the first refit
         self.changed: float | None = None  # share of assignments that the last refit changed
 
     @classmethod
@@ -58,10 +67,9 @@ class _ParameterTying(TyingMethod):
         """All that is wrong with these settings."""
         return [
             *clusters_mistakes(settings, least=2 if cls.has_zero_cluster else 1),
-            *number_mistakes(settings, "tying_strength", "l1_strength"),
-            *count_mistakes(
-                settings, "refit_every", meaning="a whole number of steps, or 0 for never"
-            ),
+            *number_mistakes(settings, "tying_strength", "l1_strength", "rate_power"),
+            *count_mistakes(settings, "refit_every", "relax_from", meaning=_STEPS_OR_NEVER),
+            *_relax_mistakes(settings),
             *choice_mistakes(settings, _CHOICES),
             *selection_mistakes(settings),
         ]
@@ -83,32 +91,78 @@ class _ParameterTying(TyingMethod):
         """Soft tying: add the pull to the own center and to zero."""
         if self.hard:
             return
-        l1 = self.l1_strength if self.l1_step == "subgradient" else 0.0
+        tying = self._tying_now() * step.grad_scale
+        l1 = self.l1_strength * step.grad_scale
+        if self.relaxed or self.l1_step == "proximal":
+            l1 = 0.0
         for group, grads in self._grads(step):
-            group.add_pull_(grads, self.tying_strength * step.grad_scale, l1 * step.grad_scale)
+            if not l1 or not self._l1_factors:
+                group.add_pull_(grads, tying, l1)
+                continue
+            group.add_pull_(grads, tying, 0.0)
+            for name, grad in grads.items():
+                sign = group.members[name].detach().sign().to(grad.dtype)
+                grad.addcmul_(sign, self._l1_factors[name], value=l1)
 
     def after_step(self, step: Step) -> None:
         """Soft tying: move the centers, now and then refit. Hard tying: tie again."""
         super().after_step(step)
         if self.hard:
             return
-        if self.l1_step == "proximal" and self.l1_strength:
+        if self.l1_step == "proximal" and self.l1_strength and not self.relaxed:
             for rate, _, _, parameter in self._held_by(step):
                 if parameter.grad is not None:
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         if not step.ends_round:
             return
+        if self.relax_from and self.step == self.relax_from:
+            self._relax()
+            return
+        if self.relaxed:
+            for group in self.groups:
+                group.hold_zeros()
         if self.refit_every and self.step % self.refit_every == 0:
             self._refit()
         else:
             for group in self.groups:
                 group.refresh()
 
+    @property
+    def relaxed(self) -> bool:
+        """Whether the zeros are fixed and the L1 penalty is off; see `relax_from`."""
+        return not self.hard and bool(self.relax_from) and self.step >= self.relax_from
+
+    def _relax(self) -> None:
+        if self.refit_every:
+            self._refit()
+        for group in self.groups:
+            group.fix_zeros()
+        self._predicted_bytes = None
+
+    def _tying_now(self) -> float:
+        """The tying strength, which grows by the same factor at each relaxed step if asked to."""
+        if self.relax_tying is None or not self.relaxed:
+            return self.tying_strength
+        done = min(1.0, (self.step - self.relax_from) / max(self.relax_steps, 1))
+        return self.tying_strength * (float(self.relax_tying) / self.tying_strength) ** done
+
     def _refit(self) -> None:
         total = sum(group.num_weights for group in self.groups)
         changed = [group.refit() * group.num_weights for group in self.groups]
         self.changed = sum(changed) / total
+        self._weigh()
         self._predicted_bytes = None
+
+    def _weigh(self) -> None:
+        """Renew what each weight's L1 strength is multiplied with; the assignment decides it."""
+        if not self.rate_power:
+            return
+        for group in self.groups:
+            zero = group.smallest_center()
+            for name, parameter in group.members.items():
+                bits = nonzero_bits(group.assignment(name) != zero)
+                factors = (bits / TYPICAL_BITS) ** self.rate_power
+                self._l1_factors[name] = ops.like(factors.to(parameter.dtype), parameter)
 
     def harden(self) -> None:
         """Refit once more, project, make the zero cluster exactly zero, freeze the assignment."""
@@ -119,6 +173,10 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             group.harden(zero_cluster=self.has_zero_cluster)
         self._hardened()
+
+    def _settle(self, group: Group) -> None:
+        if self.center_bits is not None:
+            group.round_centers(self.center_bits)
 
     # -- reading and saving -----------------------------------------------------------------
 
@@ -131,6 +189,8 @@ class _ParameterTying(TyingMethod):
         super().load_state_dict(state)
         changed = float(state["changed"])
         self.changed = None if changed < 0 else changed
+        if self.changed is not None:
+            self._weigh()
 
     def stats(self) -> Stats:
         """Density, k-means penalty, predicted bytes, and each group's clusters."""
@@ -213,6 +273,16 @@ class SparseAPT(_ParameterTying):
         init: first centers, "even" over the range of the weights or by "kmeans" (better from a
             trained parent).
         distance: "l2" (k-means) or "l1" (k-medians).
+        rate_power: the L1 strength of each weight is multiplied with (bits / 9) to this power,
+            where bits is what a non-zero in its place costs in the file, roughly; renewed at each
+            refit. 0 is the same strength for all.
+        relax_from: the soft step after which the zero cluster is fixed at zero and the L1 penalty
+            ends, so that it no longer shrinks what survives; 0 for never.
+        relax_tying: the tying strength that is reached `relax_steps` steps after that, growing by
+            the same factor each step; None leaves it as it is.
+        relax_steps: see `relax_tying`.
+        center_bits: how many bits of each center's fraction `finish` keeps, which makes the
+            codebook smaller; None keeps all.
     """
 
     name: ClassVar[str] = "sparse_apt"
@@ -232,6 +302,11 @@ class SparseAPT(_ParameterTying):
         exclude: Sequence[str] | str = (),
         init: Start = "even",
         distance: Literal["l2", "l1"] = "l2",
+        rate_power: float = 0.0,
+        relax_from: int = 0,
+        relax_tying: float | None = None,
+        relax_steps: int = 0,
+        center_bits: int | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -245,4 +320,25 @@ class SparseAPT(_ParameterTying):
             exclude=exclude,
             init=init,
             distance=distance,
+            rate_power=rate_power,
+            relax_from=relax_from,
+            relax_tying=relax_tying,
+            relax_steps=relax_steps,
+            center_bits=center_bits,
         )
+
+
+def _relax_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield from count_mistakes(settings, "relax_steps", meaning="a whole number of steps")
+    reached = settings.get("relax_tying")
+    if reached is not None:
+        if not is_real(reached) or not 0 < reached < float("inf"):
+            yield f"relax_tying must be a number above 0, found {reached!r}"
+        if not settings.get("relax_from", 0):
+            yield "relax_tying needs relax_from, the step at which the strength begins to grow"
+        if settings.get("tying_strength", 1e-5) == 0:
+            yield "relax_tying grows from tying_strength, which must then be above 0"
+    if settings.get("center_bits") is not None:
+        yield from count_mistakes(settings, "center_bits", meaning="a whole number of bits")
+    if settings.get("rate_power") and settings.get("l1_step", "subgradient") != "subgradient":
+        yield 'rate_power needs l1_step = "subgradient": a proximal step has one strength for all'

@@ -139,6 +139,7 @@ class TyingMethod(Method):
                     f"{name!r} is no longer tied to its centers; were weights loaded or changed "
                     "after the last optimizer step?"
                 )
+            self._settle(group)
             codebook, renamed = _codebook(group)
             for name, parameter in group.members.items():
                 index = to_array(group.assignment(name).contiguous().view(parameter.shape))
@@ -146,6 +147,9 @@ class TyingMethod(Method):
             codebooks.append(codebook)
         self.detach()
         return self._state(tied, tuple(codebooks))
+
+    def _settle(self, group: Group) -> None:
+        """A last change of a group's values before they are written."""
 
     # -- reading and saving -----------------------------------------------------------------
 

@@ -121,7 +121,12 @@ class Group:
         self._project()
 
     def refit(self) -> float:
-        """Full 1-D k-means from the present centers; gives the share of changed assignments."""
+        """Full 1-D k-means from the present centers; gives the share of changed assignments.
+
+        Weights that are fixed at zero stay there, and the other K - 1 centers are for the rest.
+        """
+        if self.zero_cluster is not None:
+            return self._refit_survivors() / self.num_weights
         return self._fit(self.centers) / self.num_weights
 
     def _fit(self, centers: np.ndarray | None) -> int:
@@ -147,6 +152,25 @@ class Group:
         self._set(copied.centers, copied.assignment)
         return int(np.count_nonzero(before != copied.assignment))
 
+    def _refit_survivors(self) -> int:
+        """As `_fit`, with the zero cluster left as it is."""
+        old, before = self.zero_cluster, self._gather_assignment()
+        assert old is not None
+        alive = before != old
+        others = np.delete(self.centers, old)
+        if not alive.any() or not len(others):
+            return 0
+        values = self._gather()[alive]
+        found = kmeans1d(values, len(others), centers=others, distance=self.distance)
+        zero = int(np.searchsorted(found.centers, 0.0))
+        own = before[alive] - (before[alive] > old)  # the clusters as if there were no zero cluster
+        after = np.full(len(before), zero, before.dtype)
+        places = found.assignment.astype(before.dtype)
+        after[alive] = places + (places >= zero)
+        self._set(np.insert(found.centers, zero, 0.0), after)
+        self.zero_cluster = zero
+        return int(np.count_nonzero(own != found.assignment))
+
     def refresh(self) -> None:
         """Centers become the means (or medians) of their clusters; the assignment is kept.
 
@@ -170,12 +194,26 @@ class Group:
             to_medians=self.distance == "l1",
         )
 
+    def fix_zeros(self) -> None:
+        """The weights of the cluster of smallest magnitude become zero, and stay in it."""
+        self.zero_cluster = self.smallest_center()
+        self._ready = None  # blocks of zeros can be skipped from now on
+        self.hold_zeros()
+
+    def hold_zeros(self) -> None:
+        """After an optimizer step: what is fixed at zero goes back to it."""
+        assert self.zero_cluster is not None
+        for weights, assignment, _ in self._tensors().held:
+            ops.zero_(weights, assignment, self.zero_cluster)
+        self._centers[self.zero_cluster] = 0.0
+
     # -- hard tying -------------------------------------------------------------------------
 
     def harden(self, *, zero_cluster: bool) -> None:
         """Each weight to its center; the center of smallest magnitude to exactly 0 if asked."""
         if zero_cluster:
-            self.zero_cluster = self.smallest_center()
+            if self.zero_cluster is None:
+                self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0
             self._ready = None  # blocks of zeros can be skipped from now on
         self._project()
@@ -196,6 +234,12 @@ class Group:
             self.centers[self.zero_cluster] = 0.0
         self._project()
 
+    def round_centers(self, bits: int) -> None:
+        """Keep so many bits of each center's fraction, and move the weights along."""
+        mantissa, exponent = np.frexp(self.centers)  # a mantissa has its first bit at 1/2
+        self.centers = np.ldexp(np.round(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
+        self._project()
+
     def _project(self) -> None:
         # Held as the weights will hold them, so that a cluster that does not move stays as it is.
         rounded = torch.from_numpy(self.centers).to(self.dtype).double().numpy()
@@ -210,7 +254,9 @@ class Group:
         return self.assignments[name]
 
     def smallest_center(self) -> int:
-        """The cluster of smallest magnitude that has weights: the zero cluster."""
+        """The zero cluster, or what would become it: the smallest in magnitude with weights."""
+        if self.zero_cluster is not None:
+            return self.zero_cluster
         magnitude = np.where(self.counts > 0, np.abs(self.centers), np.inf)
         return int(np.argmin(magnitude))
 

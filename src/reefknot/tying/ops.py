@@ -213,6 +213,11 @@ def project_(tensors: Tensors, centers: np.ndarray) -> None:
         flat(weights).copy_(_on(centers, weights)[flat(assignment).long()])
 
 
+def zero_(weights: Tensor, assignment: Tensor, cluster: int) -> None:
+    """Set the weights of one cluster to zero."""
+    flat(weights).masked_fill_(flat(assignment) == cluster, 0.0)
+
+
 def soft_threshold_(weights: Tensor, threshold: float) -> None:
     """The proximal step of threshold·|w|: towards zero, and exactly zero within the threshold."""
     if runs_compiled(weights):

@@ -235,3 +235,131 @@ def test_hardening_at_once_still_gives_every_cluster():
     tie = SparseAPT(model, num_clusters=64)
     tie.harden()
     assert len(tie.finish().codebooks[0]) == 64
+
+
+# -- relaxing, bits and rounding ------------------------------------------------------------
+
+
+def one_tensor(*values):
+    """A model with one parameter of these values, whose gradient is always zero."""
+    model = nn.ParameterDict({"w": nn.Parameter(torch.tensor(values))})
+
+    def step(optimizer):
+        model["w"].grad = torch.zeros(len(values))
+        optimizer.step()
+
+    return model, torch.optim.SGD(model.parameters(), lr=1.0), step
+
+
+def test_relaxing_fixes_the_zeros_and_ends_l1():
+    model, optimizer, step = one_tensor(-1.0, -0.1, 0.1, 0.9, 1.1)
+    settings = {"num_clusters": 3, "tying_strength": 0.0, "l1_strength": 0.01}
+    tie = SparseAPT(model, **settings, relax_from=2).attach(optimizer)
+    step(optimizer)
+    assert not tie.relaxed
+    step(optimizer)  # two steps of L1, then relaxed
+    assert tie.relaxed
+    expected = torch.tensor([-0.98, 0.0, 0.0, 0.88, 1.08])
+    assert torch.allclose(model["w"].detach(), expected)
+    with torch.no_grad():
+        model["w"].add_(0.5)  # what is fixed at zero comes back to it, the others may move
+    step(optimizer)
+    assert torch.allclose(model["w"].detach(), torch.tensor([-0.48, 0.0, 0.0, 1.38, 1.58]))
+    tie.harden()
+    assert torch.allclose(model["w"].detach(), torch.tensor([-0.48, 0.0, 0.0, 1.48, 1.48]))
+
+
+def test_a_refit_of_relaxed_weights_leaves_the_zeros_alone():
+    model, optimizer, step = one_tensor(-1.0, -0.1, 0.1, 0.9, 1.1)
+    tie = SparseAPT(model, 3, 0.0, 0.0, refit_every=1, relax_from=1).attach(optimizer)
+    step(optimizer)
+    with torch.no_grad():
+        model["w"][0] = 0.001  # nearer to zero than to any center, but a survivor
+    step(optimizer)
+    assert tie.groups[0].centers.tolist() == pytest.approx([0.0, 0.001, 1.0])
+    tie.harden()
+    assert model["w"].tolist() == pytest.approx([0.001, 0.0, 0.0, 1.0, 1.0])
+
+
+def test_tying_grows_by_the_same_factor_each_relaxed_step():
+    model, optimizer, step = one_tensor(-1.0, 0.0, 1.0)
+    tie = SparseAPT(
+        model, 3, tying_strength=1e-4, relax_from=1, relax_tying=1e-2, relax_steps=2
+    ).attach(optimizer)
+    strengths = []
+    for _ in range(5):
+        strengths.append(tie._tying_now())
+        step(optimizer)
+    assert strengths == pytest.approx([1e-4, 1e-4, 1e-3, 1e-2, 1e-2])
+
+
+def test_a_relaxed_run_goes_on_where_it_was_saved():
+    models = [net(), net()]
+    settings = {"num_clusters": 5, "refit_every": 2, "rate_power": 1.0, "l1_strength": 0.01}
+    settings |= {"relax_from": 5, "relax_tying": 0.1, "relax_steps": 4}
+    ties, optimizers = [], []
+    for model in models:
+        optimizers.append(torch.optim.SGD(model.parameters(), lr=0.1))
+        ties.append(SparseAPT(model, **settings).attach(optimizers[-1]))
+
+    def go(number, count):
+        for _ in range(count):
+            optimizers[number].zero_grad()
+            cross_entropy(models[number](INPUTS), LABELS).backward()
+            optimizers[number].step()
+
+    for before in (3, 4):  # saved while soft at step 3, and while relaxed at step 7
+        go(0, before)
+        models[1].load_state_dict(models[0].state_dict())
+        ties[1].load_state_dict(ties[0].state_dict())
+        go(0, 2)
+        go(1, 2)
+        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_l1_is_stronger_where_a_weight_costs_more_bits():
+    model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(4, 4))})
+    with torch.no_grad():
+        model["w"][0] = 1.0  # a full row
+        model["w"][3, 3] = 1.0  # a lonely weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    tie = SparseAPT(model, 2, 0.0, 0.1, refit_every=1, rate_power=1.0).attach(optimizer)
+    for _ in range(2):  # the first step is before any refit, with the same strength for all
+        model["w"].grad = torch.zeros(4, 4)
+        optimizer.step()
+    moved = 0.9 - model["w"].detach()
+    assert moved[3, 3] > moved[0, 0] > 0
+    assert moved[0, 0] > moved[0, 3]  # whose column has another
+    assert tie.hard is False
+
+
+def test_finish_keeps_so_many_bits_of_each_center():
+    model, optimizer, step = one_tensor(-0.7, 0.0, 0.3, 1.3)
+    tie = SparseAPT(model, 4, 0.0, 0.0, center_bits=2).attach(optimizer)
+    step(optimizer)
+    tie.harden()
+    state = tie.finish()
+    assert state.codebooks[0].values.tolist() == [-0.75, 0.0, 0.3125, 1.25]
+    assert model["w"].tolist() == [-0.75, 0.0, 0.3125, 1.25]
+
+
+@pytest.mark.parametrize(
+    ("settings", "beginning"),
+    [
+        ({"relax_from": -1}, "relax_from must be a whole number"),
+        ({"relax_steps": 0.5}, "relax_steps must be a whole number"),
+        ({"relax_tying": 0.0, "relax_from": 1}, "relax_tying must be a number above 0"),
+        ({"relax_tying": 0.1}, "relax_tying needs relax_from"),
+        (
+            {"relax_tying": 0.1, "relax_from": 1, "tying_strength": 0.0},
+            "relax_tying grows from tying_strength",
+        ),
+        ({"center_bits": True}, "center_bits must be a whole number"),
+        ({"rate_power": -1.0}, "rate_power must be a number of at least 0"),
+        ({"rate_power": 1.0, "l1_step": "proximal"}, "rate_power needs l1_step"),
+    ],
+)
+def test_mistakes_in_the_new_settings_are_named(settings, beginning):
+    (mistake,) = SparseAPT.mistakes(settings)
+    assert mistake.startswith(beginning)
