@@ -43,6 +43,7 @@ bench: .bench/ready
 	.bench/bin/python benchmarks/codec.py experiments/records/*sparse*/model.reef --vgg --fast \
 	    --nncodec .bench/nncodec/bin/python --pack .bench --json benchmarks/results/codec.json
 	.bench/bin/python benchmarks/tying.py --json benchmarks/results/tying.json
+	.bench/bin/python benchmarks/methods.py --json benchmarks/results/methods.json
 	.bench/bin/python benchmarks/document.py
 
 size: setup

@@ -102,8 +102,8 @@ def tying(result):
 
 def methods(result):
     return markdown(
-        ["network", "method", "ms", "ratio to plain", "quartiles", ""],
-        ratios(result["steps"], ("network", "method")),
+        ["network", "method and phase", "ms", "ratio to plain", "quartiles", ""],
+        ratios(result["steps"], ("network", "variant")),
     )
 
 

@@ -22,17 +22,23 @@ from reefknot import METHODS
 
 NETWORKS = {"lenet-300-100": 1, "lenet-5-caffe": 4}  # and how many times fewer turns
 SETTINGS = {
+    "sparse_vd": {"num_examples": 54_000},
+    "bayesian_compression": {"num_examples": 54_000},
     "deep_compression": {"prune_every": 1, "prune_rounds": 1},  # masked from the first step on
     "soft_weight_sharing": {"num_examples": 54_000},
     "magnitude_kmeans": {"density": 0.5},  # of random weights; less would prune a whole layer
 }
 
 
-def variant(name, phase):
+VARIANTS = {name: {} for name in METHODS if name != "dense"}
+VARIANTS["bayesian_compression"] = {"prior": "gnj"}
+
+
+def variant(name, phase, more):
     """Prepare a network for this method, as `tying.trainer` wants it."""
 
-    def prepare(model):
-        method = METHODS[name](model, **SETTINGS.get(name, {}))
+    def prepare(model, make):
+        method = METHODS[name](model, **SETTINGS.get(name, {}), **more)
         optimizer = torch.optim.SGD(method.parameter_groups(), lr=0.01, momentum=0.9)
         method.attach(optimizer)
         if phase == "hard":
@@ -42,18 +48,32 @@ def variant(name, phase):
     return prepare
 
 
+def variants():
+    """Every method in both phases, Bayesian Compression with both priors."""
+    found = {
+        f"{name}, {phase}": variant(name, phase, more)
+        for name, more in VARIANTS.items()
+        for phase in ("soft", "hard")
+    }
+    found["bayesian_compression (ghs), soft"] = variant(
+        "bayesian_compression", "soft", {"prior": "ghs"}
+    )
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write everything there")
-    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    variants = {f"{n}, {phase}": variant(n, phase) for n in METHODS for phase in ("soft", "hard")}
     rows = [
         row
         for network, fewer in NETWORKS.items()
-        for row in step_rows(network, variants, max(options.turns // fewer, 1))
+        for row in step_rows(
+            network, "sgd", variants(), max(options.turns // fewer, 1), 10 // fewer
+        )
     ]
     result = {
         "machine": {"processor": platform.processor() or platform.machine(), "threads": options.threads},

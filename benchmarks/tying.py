@@ -161,7 +161,7 @@ def step_rows(network, optimizer, variants, turns, steps_a_turn):
                 step()
             seconds[name].append((time.perf_counter() - begin) / count)
     base = np.array(seconds["plain"])
-    tying = np.median(np.array(seconds["soft tying"]) - base)
+    tying = np.median(np.array(seconds.get("soft tying", base)) - base)
     for name, taken in seconds.items():
         ratio = np.array(taken) / base
         low, middle, high = np.percentile(ratio, [25, 50, 75])
