@@ -1,6 +1,6 @@
 """What tying costs: the training step, the loop, the refit and the memory, against what people use.
 
-    python benchmarks/tying.py [--json FILE] [--quick]
+    python benchmarks/tying.py [--json FILE] [--quick] [--parts memory,steps,loop,refits]
 
 Takes     an environment with reefknot and the peers (coremltools, flash1dkmeans, kmeans1d, scikit-learn);
           one that is not there is left out.
@@ -12,6 +12,7 @@ than two minutes, or is refused because it would need more than 8 GB, is given a
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import platform
@@ -200,6 +201,7 @@ class Stopwatch:
 
 def loop_row(steps=2000):
     """The share of `reefknot run` that goes into forward, backward and optimizer (tying included)."""
+    from reefknot import train as training
     from reefknot.config import make_config
     from reefknot.run import run
 
@@ -209,16 +211,19 @@ def loop_row(steps=2000):
     })  # fmt: skip
     watch = Stopwatch()
     held = nn.Module.__call__, torch.Tensor.backward
-    optimizer = torch.optim.Adadelta.step
+    torch.optim.Adadelta([torch.zeros(1)])  # torch puts the hooks around `step` at the first use
+    optimizer, loss = torch.optim.Adadelta.step, training.cross_entropy
     nn.Module.__call__ = watch.around(held[0])
     torch.Tensor.backward = watch.around(held[1])
     torch.optim.Adadelta.step = watch.around(optimizer)
+    torch.optim.Adadelta.step.hooked = True  # and not again
+    training.cross_entropy = watch.around(loss)
     try:
         with tempfile.TemporaryDirectory() as folder:
             record = run(config, Path(folder) / "run")
     finally:
         nn.Module.__call__, torch.Tensor.backward = held
-        torch.optim.Adadelta.step = optimizer
+        torch.optim.Adadelta.step, training.cross_entropy = optimizer, loss
     whole = record["seconds"]
     return {"steps": steps + steps // 4, "seconds": whole, "share": watch.seconds / whole}
 
@@ -313,6 +318,9 @@ def distortion(values, centers, assignment):
 
 def refit_rows(sizes, clusters, repeats=3):
     rows, given_up = [], {}
+    for refit in REFITS.values():  # some compile themselves at the first use
+        with contextlib.suppress(Exception):
+            refit(np.linspace(-1, 1, 1000, dtype=np.float32), 4, np.linspace(-1, 1, 4))
     for size in sizes:
         values = (np.random.default_rng(0).standard_t(4, size) * 0.05).astype(np.float32)
         for k in clusters:
@@ -354,7 +362,7 @@ def refit_rows(sizes, clusters, repeats=3):
 def memory_rows(weights=40_000_000):
     """The peak of a process that trains with and without tying, in bytes per weight, refit included."""
     code = """
-import resource, sys, torch, reefknot
+import sys, torch, reefknot
 def train(rows, tied):
     model = torch.nn.Linear(4000, rows, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -367,7 +375,9 @@ def train(rows, tied):
         optimizer.step()
 train(20, True)  # what the compiler and the loops themselves take is in both figures
 train(int(sys.argv[1]) // 4000, sys.argv[2] == "tied")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+for line in open("/proc/self/status"):
+    if line.startswith("VmHWM"):
+        print(int(line.split()[1]) * 1024)
 """
     peaks = {}
     for kind in ("plain", "tied"):
@@ -394,40 +404,55 @@ def table(rows):
     return "\n".join(lines)
 
 
+def all_steps(quick):
+    ours = {"soft tying": soft, "hard tying": hard, "hard tying, a sparse net": hard_sparse}
+    peers = {"naive autograd": naive, "Gaussian mixture": mixture, "coremltools DKM": dkm}
+    turns = 5 if quick else 60
+    steps = step_rows("lenet-300-100", "adadelta", ours | peers, turns, 20)
+    steps += step_rows("lenet-300-100", "sgd", ours, turns, 20)
+    steps += step_rows("lenet-5-caffe", "adadelta", ours, turns // 4 + 1, 5)
+    if not quick:
+        del ours["hard tying, a sparse net"]
+        steps += step_rows("vgg-16", "sgd", ours, 6, 1)
+    return steps
+
+
+def all_refits(quick):
+    if quick:
+        return refit_rows([10**5, 10**6], [17])
+    return refit_rows([10**5, 10**6, 10**7, 10**8], [17, 64, 256])
+
+
+PARTS = {
+    "memory": lambda quick: memory_rows(),
+    "steps": all_steps,
+    "loop": lambda quick: [loop_row(200 if quick else 2000)],
+    "refits": all_refits,
+}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--quick", action="store_true", help="small sizes only, to try it out")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="only these; the rest of FILE stays"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ours = {"soft tying": soft, "hard tying": hard, "hard tying, a sparse net": hard_sparse}
-    peers = {"naive autograd": naive, "Gaussian mixture": mixture, "coremltools DKM": dkm}
-    turns = 5 if options.quick else 60
-    steps = step_rows("lenet-300-100", "adadelta", ours | peers, turns, 20)
-    steps += step_rows("lenet-300-100", "sgd", ours, turns, 20)
-    steps += step_rows("lenet-5-caffe", "adadelta", ours, turns // 4 + 1, 5)
-    if not options.quick:
-        del ours["hard tying, a sparse net"]
-        steps += step_rows("vgg-16", "sgd", ours, 6, 1)
-    sizes = [10**5, 10**6] if options.quick else [10**5, 10**6, 10**7, 10**8]
-    refits = refit_rows(sizes, [17] if options.quick else [17, 64, 256])
-    loop = [loop_row(200 if options.quick else 2000)]
-    memory = memory_rows()
     result = {
         "machine": {"processor": platform.processor() or platform.machine(), "threads": options.threads},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
-        "steps": steps, "refits": refits, "loop": loop, "memory": memory,
     }  # fmt: skip
+    if options.json and options.json.exists():
+        result = json.loads(options.json.read_text()) | result
+    for part in options.parts.split(","):
+        result[part] = PARTS[part](options.quick)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    for title, rows in (
-        ("Steps", steps),
-        ("Refits", refits),
-        ("The loop", loop),
-        ("Memory", memory),
-    ):
-        print(f"\n## {title}\n\n{table(rows)}")
+    for part in PARTS:
+        print(f"\n## {part}\n\n{table(result.get(part, []))}")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def table() -> str:
 
 
 def ablations() -> str:
-    """What the best recipe of LeNet-300-100 loses without each of its parts, seed 0, as Markdown."""
+    """What the best recipe of LeNet-300-100 loses without each of its parts, seed 0."""
     lines = [
         "| recipe | error % on validation | error % on test | non-zero % | bytes |",
         "| --- | --- | --- | --- | --- |",

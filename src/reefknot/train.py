@@ -86,7 +86,7 @@ class Batches:
             self._epoch = epoch
             self._order = torch.randperm(len(self.labels), generator=self._random(epoch, 0))
         rows = self._order[place * self.batch_size : (place + 1) * self.batch_size]
-        inputs = self.inputs[rows]
+        inputs = self.inputs.index_select(0, rows)
         if self.augment is not None:
             inputs = self.augment(inputs, self._random(number, 1))
         return inputs, self.labels[rows]

@@ -31,7 +31,7 @@ from reefknot.kernels.work import Work
 Distance = Literal["l2", "l1"]
 
 # A cold start is solved exactly on about this many merged points, then polished on all of them.
-COARSE_POINTS = 4096
+COARSE_POINTS = 2048
 MANY = 1 << 15  # numbers, from which on they are counted in bins
 BINS_PER_CLUSTER = 16  # occupied bins must be at least this many times the clusters
 

@@ -50,27 +50,26 @@ from reefknot.kernels.work import (
 ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
 
 
-@cache
-def _finder(real: Any, index: Any) -> Any:
-    """A function that looks up the centers of a block, given a table of at least 32 of them."""
-    if real is np.float32 and index is np.uint8 and can_look_up():
+@inlined
+def _find_any(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
+    """Look up the centers of a block."""
+    for n in range(a.size):
+        own[n] = centers[a[n]]
 
-        @inlined
-        def find(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
-            begin = 0
-            if num_centers <= TABLE_SIZE:
-                look_up(centers, a, own)
-                begin = a.size // LANES * LANES
-            for n in range(begin, a.size):
-                own[n] = centers[a[n]]
-    else:
 
-        @inlined
-        def find(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
-            for n in range(a.size):
-                own[n] = centers[a[n]]
+@inlined
+def _find_by_table(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
+    """The same for float32 and uint8, sixteen at a time if there are few centers."""
+    begin = 0
+    if num_centers <= TABLE_SIZE:
+        look_up(centers, a, own)
+        begin = a.size // LANES * LANES
+    for n in range(begin, a.size):
+        own[n] = centers[a[n]]
 
-    return find
+
+# A global and not a variable of the loops below: numba would not find those again on disk.
+_find_narrow = _find_by_table if can_look_up() else _find_any
 
 
 @cache
@@ -79,7 +78,7 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
 
     The two numbers are the strengths of tying and of L1.
     """
-    find = _finder(real, index)
+    narrow = real is np.float32 and index is np.uint8
 
     @worker
     def work(address: Any) -> None:
@@ -93,7 +92,11 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
         place = np.zeros(4, np.int64)
         while claim(task, table, place):
             w, g = block_of(table, place, 1, real), block_of(table, place, 2, real)
-            find(centers, task[NUM_CENTERS], block_of(table, place, 3, index), own)
+            a = block_of(table, place, 3, index)
+            if narrow:
+                _find_narrow(centers, task[NUM_CENTERS], a, own)
+            else:
+                _find_any(centers, task[NUM_CENTERS], a, own)
             if to_medians:
                 for n in range(w.size):
                     outward = tying if w[n] > own[n] else zero
@@ -183,7 +186,7 @@ def sum_clusters(real: Any, index: Any) -> Any:
 @cache
 def project(real: Any, index: Any) -> Any:
     """Set each weight to its own center; in dead blocks, to zero without looking."""
-    find = _finder(real, index)
+    narrow = real is np.float32 and index is np.uint8
 
     @worker
     def work(address: Any) -> None:
@@ -197,11 +200,13 @@ def project(real: Any, index: Any) -> Any:
             skips = table[place[0], 4] != 0
             step = SUBBLOCK if skips else w.size
             for begin in range(0, w.size, step):
-                part = w[begin : begin + step]
+                part, own = w[begin : begin + step], a[begin : begin + step]
                 if skips and dead[(place[2] + begin) // SUBBLOCK]:
                     part[:] = real(0)
+                elif narrow:
+                    _find_narrow(centers, task[NUM_CENTERS], own, part)
                 else:
-                    find(centers, task[NUM_CENTERS], a[begin : begin + step], part)
+                    _find_any(centers, task[NUM_CENTERS], own, part)
 
     return work
 
