@@ -121,7 +121,7 @@ class Method(ABC):
             raise TyingError("this method is attached already; call detach() first")
         hooks = StepHooks(optimizers, self.before_step, self.after_step)
         moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        if any(id(parameter) not in moved for parameter in self.extra_parameters()):
+        if not self.hard and not moved.issuperset(map(id, self.extra_parameters())):
             hooks.remove()
             raise TyingError(
                 f"{type(self).__name__} has parameters of its own, which no attached optimizer "

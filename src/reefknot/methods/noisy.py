@@ -12,14 +12,13 @@ optimizer by `extra_parameters`, so that the keys of the state dict stay as they
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 from torch.nn.modules.batchnorm import _NormBase
-from torch.optim import Optimizer
 
 from reefknot.errors import TyingError
 from reefknot.methods.method import Saved, Stats
@@ -198,16 +197,6 @@ class NoisyMethod(TyingMethod):
     def extra_parameters(self) -> list[nn.Parameter]:
         """Everything of the distributions that is not a mean."""
         return [parameter for layer in self.layers for parameter in layer.learned.values()]
-
-    def attach(self, *optimizers: Optimizer) -> Self:
-        """Follow these optimizers from now on; see `Method.attach`."""
-        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        if not self.hard and not moved.issuperset(map(id, self.extra_parameters())):
-            raise TyingError(
-                f"no attached optimizer trains the noise of {self.name}; make it with "
-                "[*model.parameters(), *method.extra_parameters()]"
-            )
-        return super().attach(*optimizers)
 
     def kl_weight(self) -> float:
         """0 until `warmup_start`, then up to 1 in `warmup_steps` steps."""

@@ -178,7 +178,7 @@ def test_a_state_of_another_model_is_refused(make):
 def test_an_optimizer_that_does_not_train_the_noise_is_refused(make):
     model = net()
     method = make(model)
-    with pytest.raises(TyingError, match="extra_parameters"):
+    with pytest.raises(TyingError, match="parameter_groups"):
         method.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     attached(model, method)
 
