@@ -214,3 +214,31 @@ def test_dead_blocks_stay_zero_and_are_not_looked_at():
     ops.project_(tensors, np.array([0.0, 3.5]))
     assert torch.nonzero(weights).flatten().tolist() == [130, len(weights) - 1]
     assert weights[130] == weights[-1] == 3.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 2, 17, 32, 33, 256, 300])
+@pytest.mark.parametrize("size", [1, 7, 16, 4095, 4096, 9001])
+def test_any_number_of_clusters_and_weights(dtype, k, size):
+    """Small tables, pairs and wide indices each have loops of their own."""
+    random = torch.Generator().manual_seed(k)
+    centers = np.sort(np.random.default_rng(k).normal(size=k))
+    weights = torch.randn(size, generator=random, dtype=torch.float64).to(dtype)
+    index = torch.randint(0, k, (size,), generator=random)
+    assignment = index.to(torch.uint8 if k <= 256 else torch.int32)
+    tensors = Tensors([Held(weights, assignment)])
+    own = torch.from_numpy(centers).to(dtype)[index]
+
+    grad = torch.zeros(size, dtype=dtype)
+    ops.add_pull_(tensors, [grad], centers, tying_strength=0.5, l1_strength=0.25, to_medians=False)
+    torch.testing.assert_close(grad, (weights - own) * 0.5 + 0.25 * weights.sign())
+
+    counts = np.bincount(index.numpy(), minlength=k)
+    sums = np.bincount(index.numpy(), weights.double().numpy(), minlength=k)
+    expected = np.where(counts > 0, sums / np.maximum(counts, 1), centers)
+    means = ops.cluster_means(tensors, centers, counts)
+    tolerance = 1e-8 if dtype == torch.float32 else 1e-13
+    np.testing.assert_allclose(means, expected, rtol=0, atol=tolerance)
+
+    ops.project_(tensors, centers)
+    assert torch.equal(weights, own)
