@@ -31,7 +31,8 @@ from reefknot.kernels.work import Work
 Distance = Literal["l2", "l1"]
 
 # A cold start is solved exactly on about this many merged points, then polished on all of them.
-COARSE_POINTS = 2048
+COARSE_POINTS = 2048, 4096  # at least, at most
+COARSE_PER_CLUSTER = 12
 MANY = 1 << 15  # numbers, from which on they are counted in bins
 BINS_PER_CLUSTER = 16  # occupied bins must be at least this many times the clusters
 
@@ -228,7 +229,7 @@ class _Line:
     ) -> NDArray[np.int64]:
         """Lloyd's iteration from the given centers, or from the optimum of a coarse copy."""
         if centers is None:
-            first = self.coarse().centers_of_optimum(num_clusters)
+            first = self.coarse(num_clusters).centers_of_optimum(num_clusters)
         else:
             first = np.sort(np.asarray(centers, np.float64).ravel())
             if not np.all(np.isfinite(first)) or not 1 <= len(first) <= num_clusters:
@@ -283,15 +284,17 @@ class _Line:
     def centers_of_optimum(self, num_clusters: int) -> NDArray[np.float64]:
         return self.centers(self.optimum(num_clusters))
 
-    def coarse(self) -> "_Line":
-        """A line of at most about `COARSE_POINTS` points: neighbours merged into their means."""
-        if len(self) <= COARSE_POINTS:
+    def coarse(self, num_clusters: int) -> "_Line":
+        """A line of some thousand points: neighbours merged into their means."""
+        least, most = COARSE_POINTS
+        wanted = min(max(COARSE_PER_CLUSTER * num_clusters, least), most)
+        if len(self) <= wanted:
             return self
         # A good quantiser has its values as dense as the cube root of the density of the points: so
         # merge what is equal in that measure, which gives the bulk and far outliers their due.
         spacing = np.diff(self.shifted, append=self.shifted[-1])
         measure = np.concatenate([[0.0], np.cumsum(np.cbrt(self.masses * spacing * spacing))])
-        cuts = np.linspace(0, measure[-1], COARSE_POINTS, endpoint=False)
+        cuts = np.linspace(0, measure[-1], wanted, endpoint=False)
         by_measure = np.searchsorted(measure, cuts)
         starts = np.unique(np.concatenate([[0], by_measure]))
         starts = starts[starts < len(self)]
