@@ -109,7 +109,7 @@ def table() -> str:
     for run in runs():
         if run.name not in ABLATIONS:
             groups.setdefault(run.recipe, []).append(run)
-    for group in groups.values():
+    for group in sorted(groups.values(), key=lambda g: (g[0].record["network"], g[0].name)):
         first = group[0].record
         error, nonzero, rate = PAPER.get(group[0].row, ("", "", ""))
         dense = [run.record["dense_test_error"] for run in group]
