@@ -1,6 +1,11 @@
 """For all tests. This folder is on the path: tests of several folders share `reef_examples`."""
 
 import torch
+from hypothesis import settings
+
+# The first example may have to compile a loop; slowness is no failure.
+settings.register_profile("reefknot", deadline=None)
+settings.load_profile("reefknot")
 
 # Networks this small gain nothing from a second thread, and wait for it when the machine is busy.
 torch.set_num_threads(1)
