@@ -40,7 +40,7 @@ slow: setup
 	touch $@
 
 bench: .bench/ready
-	.bench/bin/python benchmarks/codec.py experiments/records/*sparse*/model.reef --vgg --fast \
+	.bench/bin/python benchmarks/codec.py experiments/records/*sparse_apt*/model.reef --vgg --fast \
 	    --nncodec .bench/nncodec/bin/python --pack .bench --json benchmarks/results/codec.json
 	.bench/bin/python benchmarks/tying.py --json benchmarks/results/tying.json
 	.bench/bin/python benchmarks/methods.py --json benchmarks/results/methods.json

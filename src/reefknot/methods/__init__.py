@@ -1,6 +1,6 @@
 """One file a method; METHODS names them all."""
 
-from reefknot.methods.apt import APT, SparseAPT
+from reefknot.methods.apt import APT, RandomTying, SparseAPT
 from reefknot.methods.bayesian_compression import BayesianCompression
 from reefknot.methods.deep_compression import DeepCompression
 from reefknot.methods.dense import Dense
@@ -8,7 +8,6 @@ from reefknot.methods.l1_threshold import L1Threshold
 from reefknot.methods.l2 import L2
 from reefknot.methods.magnitude_kmeans import MagnitudeKmeans
 from reefknot.methods.method import Method
-from reefknot.methods.random_tying import RandomTying
 from reefknot.methods.soft_weight_sharing import SoftWeightSharing
 from reefknot.methods.sparse_vd import SparseVD
 

@@ -1,4 +1,4 @@
-"""Automatic parameter tying: plain and sparse APT, the paper's method.
+"""Automatic parameter tying: plain, random and sparse APT, the paper's method.
 
 Takes     a model, K, and the strengths of the two penalties.
 Gives     weights that share K values, most of them exactly zero for sparse APT.
@@ -251,6 +251,47 @@ class APT(_ParameterTying):
             exclude=exclude,
             init=init,
             distance=distance,
+        )
+
+
+class RandomTying(_ParameterTying):
+    """Random tying: plain APT without k-means, so that the clusters of the random start stay.
+
+    The appendix of the paper has it as t = 20000; it is close to tying by hashing (Chen and others,
+    2015). On a trained network the clusters would not be random.
+
+    Args:
+        model: any module with random weights; its state-dict keys stay as they are.
+        num_clusters: K, or a mapping from group name to K.
+        tying_strength: weight of the pull to the own center.
+        scope: which parameters share a codebook: "network", "tensor", or a mapping from group
+            names to name patterns, of which the first match counts.
+        include: patterns of the parameters to tie.
+        exclude: patterns of the parameters not to tie.
+    """
+
+    name: ClassVar[str] = "random_tying"
+    has_zero_cluster: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_clusters: NumClusters = 16,
+        tying_strength: float = 1e-5,
+        *,
+        scope: Scope = NETWORK,
+        include: Sequence[str] | str = ("*",),
+        exclude: Sequence[str] | str = (),
+    ) -> None:
+        super().__init__(
+            model,
+            num_clusters=num_clusters,
+            tying_strength=tying_strength,
+            refit_every=0,
+            scope=scope,
+            include=include,
+            exclude=exclude,
+            init="even",
         )
 
 
