@@ -32,6 +32,7 @@ from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
 from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.through import FreeWeights
 
 L1Step = Literal["subgradient", "proximal"]
 
@@ -57,6 +58,9 @@ class _ParameterTying(TyingMethod):
         self.relax_from = int(settings.get("relax_from", 0))
         self.relax_steps = int(settings.get("relax_steps", 0))
         self.relax_tying = settings.get("relax_tying")
+        self.through_from = int(settings.get("through_from", 0))
+        self.bit_price = float(settings.get("bit_price", 0.0))
+        self._free: list[FreeWeights] = []  # one for each group from `through_from` to `harden`
         self.center_bits = settings.get("center_bits")
         self.rate_power = float(settings.get("rate_power", 0.0))
         self._l1_factors: dict[str, Tensor] = {}  # by name; none before the first refit
@@ -67,8 +71,10 @@ class _ParameterTying(TyingMethod):
         """All that is wrong with these settings."""
         return [
             *clusters_mistakes(settings, least=2 if cls.has_zero_cluster else 1),
-            *number_mistakes(settings, "tying_strength", "l1_strength", "rate_power"),
-            *count_mistakes(settings, "refit_every", "relax_from", meaning=_STEPS_OR_NEVER),
+            *number_mistakes(settings, "tying_strength", "l1_strength", "rate_power", "bit_price"),
+            *count_mistakes(
+                settings, "refit_every", "relax_from", "through_from", meaning=_STEPS_OR_NEVER
+            ),
             *_relax_mistakes(settings),
             *choice_mistakes(settings, _CHOICES),
             *selection_mistakes(settings),
@@ -91,6 +97,9 @@ class _ParameterTying(TyingMethod):
         """Soft tying: add the pull to the own center and to zero."""
         if self.hard:
             return
+        if step.starts_round:
+            for free in self._free:
+                free.put()
         tying = self._tying_now() * step.grad_scale
         l1 = self.l1_strength * step.grad_scale
         if self.relaxed or self.l1_step == "proximal":
@@ -115,9 +124,18 @@ class _ParameterTying(TyingMethod):
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         if not step.ends_round:
             return
+        if self._free:
+            self._tie_through()
+            return
         if self.relax_from and self.step == self.relax_from:
             self._relax()
-            return
+        else:
+            self._follow()
+        if self.through_from and self.step == self.through_from:
+            self._start_through()
+
+    def _follow(self) -> None:
+        """Soft tying: the centers follow the weights, and the assignment now and then."""
         if self.relaxed:
             for group in self.groups:
                 group.hold_zeros()
@@ -138,6 +156,25 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             group.fix_zeros()
         self._predicted_bytes = None
+
+    def _start_through(self) -> None:
+        self._free = [FreeWeights(group) for group in self.groups]
+        for free in self._free:
+            free.tie(0.0)
+
+    def _tie_through(self) -> None:
+        for free in self._free:
+            free.take()
+            free.tie(self._price_now())
+        if self.refit_every and self.step % self.refit_every == 0:
+            for free in self._free:
+                free.weigh()
+            self._predicted_bytes = None
+
+    def _price_now(self) -> float:
+        """The price of a bit, which has grown evenly to `bit_price` when relaxing is over."""
+        steps = self.relax_from + self.relax_steps - self.through_from
+        return self.bit_price * min(1.0, (self.step - self.through_from) / max(steps, 1))
 
     def _tying_now(self) -> float:
         """The tying strength, which grows by the same factor at each relaxed step if asked to."""
@@ -168,8 +205,9 @@ class _ParameterTying(TyingMethod):
         """Refit once more, project, make the zero cluster exactly zero, freeze the assignment."""
         self._require_soft()
         self._start()
-        if self.refit_every:
+        if self.refit_every and not self._free:
             self._refit()
+        self._free = []
         for group in self.groups:
             group.harden(zero_cluster=self.has_zero_cluster)
         self._hardened()
@@ -181,8 +219,11 @@ class _ParameterTying(TyingMethod):
     # -- reading and saving -----------------------------------------------------------------
 
     def state_dict(self) -> Saved:
-        """Phase, step, centers and assignments."""
-        return super().state_dict() | {"changed": -1.0 if self.changed is None else self.changed}
+        """Phase, step, centers, assignments, and free weights if there are any."""
+        saved = super().state_dict()
+        for free in self._free:
+            saved.update({f"{free.group.name}/{k}": v for k, v in free.state_dict().items()})
+        return saved | {"changed": -1.0 if self.changed is None else self.changed}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Go on exactly where `state_dict` was called; before or after `attach`."""
@@ -191,6 +232,13 @@ class _ParameterTying(TyingMethod):
         self.changed = None if changed < 0 else changed
         if self.changed is not None:
             self._weigh()
+        self._free = []
+        for group in self.groups:
+            prefix = f"{group.name}/"
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            if any(key.startswith("free.") for key in own):
+                self._free.append(FreeWeights(group))
+                self._free[-1].load_state_dict(own)
 
     def stats(self) -> Stats:
         """Density, k-means penalty, predicted bytes, and each group's clusters."""
@@ -322,6 +370,12 @@ class SparseAPT(_ParameterTying):
         relax_tying: the tying strength that is reached `relax_steps` steps after that, growing by
             the same factor each step; None leaves it as it is.
         relax_steps: see `relax_tying`.
+        through_from: the soft step, not before `relax_from`, after which the model runs on tied
+            values while the optimizer moves free weights behind them, which may still change
+            their clusters; 0 for never.
+        bit_price: from then on a weight goes to the value with the least distance² + bit_price ·
+            bits, where bits is what value and place cost in the file, roughly, and nothing for
+            zero. It grows evenly until `relax_steps` are over. 0 is the nearest value.
         center_bits: how many bits of each center's fraction `finish` keeps, which makes the
             codebook smaller; None keeps all.
     """
@@ -347,6 +401,8 @@ class SparseAPT(_ParameterTying):
         relax_from: int = 0,
         relax_tying: float | None = None,
         relax_steps: int = 0,
+        through_from: int = 0,
+        bit_price: float = 0.0,
         center_bits: int | None = None,
     ) -> None:
         super().__init__(
@@ -365,6 +421,8 @@ class SparseAPT(_ParameterTying):
             relax_from=relax_from,
             relax_tying=relax_tying,
             relax_steps=relax_steps,
+            through_from=through_from,
+            bit_price=bit_price,
             center_bits=center_bits,
         )
 
@@ -379,6 +437,14 @@ def _relax_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
             yield "relax_tying needs relax_from, the step at which the strength begins to grow"
         if settings.get("tying_strength", 1e-5) == 0:
             yield "relax_tying grows from tying_strength, which must then be above 0"
+    through, relax = settings.get("through_from", 0), settings.get("relax_from", 0)
+    if is_real(through) and is_real(relax) and through and not 0 < relax <= through:
+        yield (
+            f"through_from must not be before relax_from, where the zeros are fixed; found "
+            f"{through!r} and {relax!r}"
+        )
+    if settings.get("bit_price") and not through:
+        yield "bit_price needs through_from, the step at which it begins to grow"
     if settings.get("center_bits") is not None:
         yield from count_mistakes(settings, "center_bits", meaning="a whole number of bits")
     if settings.get("rate_power") and settings.get("l1_step", "subgradient") != "subgradient":

@@ -207,6 +207,19 @@ class Group:
             ops.zero_(weights, assignment, self.zero_cluster)
         self._centers[self.zero_cluster] = 0.0
 
+    def tie_given(self, centers: np.ndarray, clusters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """New centers, and for some places of each member new clusters; ties to them.
+
+        Places count in the order of memory. The others stay in their clusters.
+        """
+        for name, (places, found) in clusters.items():
+            held = ops.flat(self.assignment(name))
+            for sign, index in ((-1, held[places]), (+1, found)):
+                self.counts += sign * np.bincount(index.cpu().numpy(), minlength=len(centers))
+            held[places] = found.to(held.device, held.dtype)
+        self.centers = np.array(centers, np.float64)
+        self._project()
+
     # -- hard tying -------------------------------------------------------------------------
 
     def harden(self, *, zero_cluster: bool) -> None:

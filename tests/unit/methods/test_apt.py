@@ -296,7 +296,8 @@ def test_tying_grows_by_the_same_factor_each_relaxed_step():
 def test_a_relaxed_run_goes_on_where_it_was_saved():
     models = [net(), net()]
     settings = {"num_clusters": 5, "refit_every": 2, "rate_power": 1.0, "l1_strength": 0.01}
-    settings |= {"relax_from": 5, "relax_tying": 0.1, "relax_steps": 4}
+    settings |= {"relax_from": 5, "relax_tying": 0.1, "relax_steps": 8}
+    settings |= {"through_from": 11, "bit_price": 1e-3}
     ties, optimizers = [], []
     for model in models:
         optimizers.append(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -308,7 +309,8 @@ def test_a_relaxed_run_goes_on_where_it_was_saved():
             cross_entropy(models[number](INPUTS), LABELS).backward()
             optimizers[number].step()
 
-    for before in (3, 4):  # saved while soft at step 3, and while relaxed at step 7
+    # Saved while soft at step 3, relaxed at step 7, and with free weights behind at step 13.
+    for before in (3, 2, 4):
         go(0, before)
         models[1].load_state_dict(models[0].state_dict())
         ties[1].load_state_dict(ties[0].state_dict())
@@ -316,6 +318,41 @@ def test_a_relaxed_run_goes_on_where_it_was_saved():
         go(1, 2)
         for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
             assert torch.equal(one, other)
+
+
+def test_from_some_step_on_the_model_runs_on_tied_values():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"num_clusters": 5, "refit_every": 2, "relax_from": 3, "through_from": 5}
+    tie = SparseAPT(model, **settings, relax_steps=4, bit_price=1e-4).attach(optimizer)
+
+    def values():
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    for step in range(1, 11):
+        optimizer.zero_grad()
+        cross_entropy(model(INPUTS), LABELS).backward()
+        optimizer.step()
+        assert (len(values().unique()) <= 5) == (step >= 5)
+        assert tie.stats()["phase"] == "soft"
+    free = torch.cat([*tie._free[0].weights.values()])
+    assert len(free.unique()) > 5  # the weights behind are not tied
+    before = values()
+    tie.harden()
+    assert torch.equal(values(), before)  # nothing is lost at hardening
+    assert 0 < tie.finish().density < 1
+
+
+def test_the_pull_of_the_straight_through_phase_is_that_of_the_free_weights():
+    model, optimizer, step = one_tensor(-1.0, 0.0, 0.8, 1.2)
+    settings = {"num_clusters": 3, "relax_from": 1, "through_from": 1, "refit_every": 0}
+    tie = SparseAPT(model, **settings, tying_strength=0.1, l1_strength=0.0).attach(optimizer)
+    step(optimizer)  # still from the first centers, -1, 0.1 and 1.2: 0.8 becomes 0.84
+    assert tie._free[0].weights["w"].tolist() == pytest.approx([-1.0, 0.84, 1.2])
+    assert model["w"].tolist() == pytest.approx([-1.0, 0.0, 1.02, 1.02])
+    step(optimizer)  # a tenth of the way from 1.02 ± 0.18
+    assert tie._free[0].weights["w"].tolist() == pytest.approx([-1.0, 0.858, 1.182])
+    assert model["w"].tolist() == pytest.approx([-1.0, 0.0, 1.02, 1.02])
 
 
 def test_l1_is_stronger_where_a_weight_costs_more_bits():
@@ -355,6 +392,10 @@ def test_finish_keeps_so_many_bits_of_each_center():
             {"relax_tying": 0.1, "relax_from": 1, "tying_strength": 0.0},
             "relax_tying grows from tying_strength",
         ),
+        ({"through_from": 1.5, "relax_from": 1}, "through_from must be a whole number"),
+        ({"through_from": 3}, "through_from must not be before relax_from"),
+        ({"through_from": 3, "relax_from": 4}, "through_from must not be before relax_from"),
+        ({"bit_price": 1e-3}, "bit_price needs through_from"),
         ({"center_bits": True}, "center_bits must be a whole number"),
         ({"rate_power": -1.0}, "rate_power must be a number of at least 0"),
         ({"rate_power": 1.0, "l1_step": "proximal"}, "rate_power needs l1_step"),
