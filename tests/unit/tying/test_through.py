@@ -15,7 +15,7 @@ from reefknot.tying.through import FreeWeights, cheapest, value_bits
 
 def group_of(values, centers, clusters, zero, layout=torch.contiguous_format):
     weights = torch.tensor(values).to(memory_format=layout)
-    group = Group("all", [("w", nn.Parameter(weights))], len(centers))
+    group = Group("all", [("w", nn.Parameter(weights.clone()))], len(centers))
     group.start_given(np.array(centers), np.array(clusters), zero)
     with torch.no_grad():
         group.members["w"].copy_(weights)
@@ -92,4 +92,4 @@ def test_images_laid_out_channels_last_keep_their_places():
     for group in (plain, other):
         FreeWeights(group).tie(0.0)
     assert torch.equal(plain.members["w"], other.members["w"])
-    assert plain.members["w"].unique().tolist() == [4.5, 12.5]
+    assert plain.members["w"].unique().tolist() == [0.0, 5.5, 12.5]  # 1 and 2, 3 to 8, 9 to 16
