@@ -22,6 +22,12 @@ SETTINGS = {
     "apt": {"num_clusters": 5, "refit_every": 3},
     "bayesian_compression": {"num_examples": 64, "num_clusters": 5, "warmup_steps": 4},
     "sparse_apt": {"num_clusters": 5, "refit_every": 3, "l1_strength": 1e-3},
+    "sparse_apt through": {
+        "num_clusters": 5,
+        "relax_from": 1,
+        "through_from": 1,
+        "bit_price": 1e-4,
+    },
     "deep_compression": {"num_clusters": 5, "quality": 1.0, "prune_every": 2, "prune_rounds": 2},
     "soft_weight_sharing": {"num_clusters": 5, "num_examples": 64, "tau": 0.1, "num_components": 7},
     "l1_threshold": {"num_clusters": 5, "l1_strength": 1e-3, "threshold": 0.05, "prune_at": 4},
@@ -45,7 +51,7 @@ def convnet():
 def parts(name, make, seed=0):
     torch.manual_seed(seed)
     model = make()
-    method = METHODS[name](model, **SETTINGS.get(name, {}))
+    method = METHODS[name.split()[0]](model, **SETTINGS.get(name, {}))
     return model, method, torch.optim.SGD(method.parameter_groups(), lr=0.05, momentum=0.9)
 
 
@@ -58,7 +64,7 @@ def go(model, method, optimizer, stop=None, step=0):
             return
 
 
-@pytest.fixture(params=sorted(METHODS))
+@pytest.fixture(params=sorted({*METHODS, *SETTINGS}))
 def name(request):
     return request.param
 
@@ -68,6 +74,7 @@ def make(request):
     return request.param
 
 
+@pytest.mark.parametrize("name", METHODS)
 def test_it_is_registered_under_its_own_name(name):
     assert METHODS[name].name == name
     assert METHODS[name].__doc__
