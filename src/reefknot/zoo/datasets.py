@@ -1,4 +1,4 @@
-"""The data sets by name: `digits` (comes with scikit-learn), `mnist` and `cifar10`.
+"""The data sets by name: `digits` (comes with scikit-learn), `mnist` (or shifted), `cifar10`.
 
 Takes     the files that `sources` finds.
 Gives     `DATASETS`, a function for each name that loads it as `Data`.
@@ -7,6 +7,7 @@ Unaware   of networks and runs.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -53,6 +54,11 @@ def mnist() -> Data:
     )
 
 
+def mnist_shifted() -> Data:
+    """MNIST whose training images are shifted by up to a pixel each way; the paper does not."""
+    return replace(mnist(), name="mnist-shifted", augment=shift)
+
+
 def cifar10() -> Data:
     """50,000 + 10,000 colour images of ten kinds of things, inputs (N, 3, 32, 32)."""
     folder = sources.cifar10_folder()
@@ -76,21 +82,30 @@ def flip_and_crop(inputs: Tensor, generator: torch.Generator, padding: int = 4) 
     What comes in from outside is 0, in normalised images the average grey. Gives a new tensor of
     the same shape (N, C, H, W); the random numbers come from `generator` only.
     """
+    crops = _crop(inputs, F.pad(inputs, [padding] * 4), generator)
+    mirrored = torch.randint(2, (len(inputs),), generator=generator, device=generator.device)
+    return torch.where(mirrored.bool().to(inputs.device)[:, None, None, None], crops.flip(3), crops)
+
+
+def shift(inputs: Tensor, generator: torch.Generator, pixels: int = 1) -> Tensor:
+    """Shift each image by up to so many pixels; what comes in from outside is like the border."""
+    return _crop(inputs, F.pad(inputs, [pixels] * 4, mode="replicate"), generator)
+
+
+def _crop(inputs: Tensor, padded: Tensor, generator: torch.Generator) -> Tensor:
+    """From each padded image a part as large as the image, at a random place."""
     count, _, height, width = inputs.shape
-    offsets = torch.randint(
-        2 * padding + 1, (2, count), generator=generator, device=generator.device
-    ).to(inputs.device)
-    mirrored = torch.randint(2, (count,), generator=generator, device=generator.device).bool()
-    padded = F.pad(inputs, [padding] * 4)
+    places = padded.shape[2] - height + 1
+    offsets = torch.randint(places, (2, count), generator=generator, device=generator.device)
+    offsets = offsets.to(inputs.device)
     # A view of every window of the padded images, of which each image takes one.
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-    every = torch.arange(count, device=inputs.device)
-    crops = windows[every, :, offsets[0], offsets[1]]
-    return torch.where(mirrored.to(inputs.device)[:, None, None, None], crops.flip(3), crops)
+    return windows[torch.arange(count, device=inputs.device), :, offsets[0], offsets[1]]
 
 
 DATASETS: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "mnist": mnist,
+    "mnist-shifted": mnist_shifted,
     "cifar10": cifar10,
 }
