@@ -97,14 +97,15 @@ class _ParameterTying(TyingMethod):
         """Soft tying: add the pull to the own center and to zero."""
         if self.hard:
             return
-        if step.starts_round:
-            for free in self._free:
-                free.put()
+        self._start()  # again, if a state from before the start was loaded
+        found = list(self._grads(step))  # before the weights are touched, since it may refuse some
+        for free in self._free:
+            free.put()
         tying = self._tying_now() * step.grad_scale
         l1 = self.l1_strength * step.grad_scale
         if self.relaxed or self.l1_step == "proximal":
             l1 = 0.0
-        for group, grads in self._grads(step):
+        for group, grads in found:
             if not l1 or not self._l1_factors:
                 group.add_pull_(grads, tying, l1)
                 continue
@@ -122,10 +123,13 @@ class _ParameterTying(TyingMethod):
             for rate, _, _, parameter in self._held_by(step):
                 if parameter.grad is not None:
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
+        for free in self._free:
+            free.take()
+            free.tie(self._price_now())
         if not step.ends_round:
             return
         if self._free:
-            self._tie_through()
+            self._weigh_through()
             return
         if self.relax_from and self.step == self.relax_from:
             self._relax()
@@ -154,6 +158,8 @@ class _ParameterTying(TyingMethod):
         if self.refit_every:
             self._refit()
         for group in self.groups:
+            if not self.refit_every:
+                group.refresh()
             group.fix_zeros()
         self._predicted_bytes = None
 
@@ -161,15 +167,14 @@ class _ParameterTying(TyingMethod):
         self._free = [FreeWeights(group) for group in self.groups]
         for free in self._free:
             free.tie(0.0)
+        self._predicted_bytes = None
 
-    def _tie_through(self) -> None:
-        for free in self._free:
-            free.take()
-            free.tie(self._price_now())
+    def _weigh_through(self) -> None:
+        if not self.refit_every or self.step % self.refit_every == 0:
+            self._predicted_bytes = None
         if self.refit_every and self.step % self.refit_every == 0:
             for free in self._free:
                 free.weigh()
-            self._predicted_bytes = None
 
     def _price_now(self) -> float:
         """The price of a bit, which has grown evenly to `bit_price` when relaxing is over."""
@@ -230,6 +235,7 @@ class _ParameterTying(TyingMethod):
         super().load_state_dict(state)
         changed = float(state["changed"])
         self.changed = None if changed < 0 else changed
+        self._l1_factors = {}
         if self.changed is not None:
             self._weigh()
         self._free = []
@@ -375,7 +381,8 @@ class SparseAPT(_ParameterTying):
             their clusters; 0 for never.
         bit_price: from then on a weight goes to the value with the least distance² + bit_price ·
             bits, where bits is what value and place cost in the file, roughly, and nothing for
-            zero. It grows evenly until `relax_steps` are over. 0 is the nearest value.
+            zero. It grows evenly from 0 until `relax_steps` after `relax_from`. What a place costs
+            is renewed every `refit_every` steps. 0 is the nearest value.
         center_bits: how many bits of each center's fraction `finish` keeps, which makes the
             codebook smaller; None keeps all.
     """
@@ -438,11 +445,13 @@ def _relax_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
         if settings.get("tying_strength", 1e-5) == 0:
             yield "relax_tying grows from tying_strength, which must then be above 0"
     through, relax = settings.get("through_from", 0), settings.get("relax_from", 0)
-    if is_real(through) and is_real(relax) and through and not 0 < relax <= through:
-        yield (
-            f"through_from must not be before relax_from, where the zeros are fixed; found "
-            f"{through!r} and {relax!r}"
-        )
+    if is_real(through) and is_real(relax) and through:
+        if not relax:
+            yield "through_from needs relax_from, the step at which the zeros are fixed"
+        elif through < relax:
+            yield f"through_from must not be before relax_from, found {through!r} and {relax!r}"
+        if settings.get("distance", "l2") != "l2":
+            yield 'through_from needs distance = "l2"'
     if settings.get("bit_price") and not through:
         yield "bit_price needs through_from, the step at which it begins to grow"
     if settings.get("center_bits") is not None:

@@ -174,6 +174,8 @@ class TyingMethod(Method):
                 )
             if own:
                 group.load_state_dict(own)
+            else:
+                group.forget()
         self._predicted_bytes = None
 
     def stats(self) -> Stats:

@@ -43,6 +43,7 @@ class Group:
         self._places: list[int] = []
         self.counts = np.zeros(0, np.int64)
         self.zero_cluster: int | None = None
+        self._zeros_stay = True  # blocks of zeros can be skipped
         self.assignments: dict[str, Tensor] = {}
 
     @property
@@ -207,6 +208,10 @@ class Group:
             ops.zero_(weights, assignment, self.zero_cluster)
         self._centers[self.zero_cluster] = 0.0
 
+    def release_zeros(self) -> None:
+        """Weights may leave the zero cluster again, until hard tying."""
+        self._zeros_stay, self._ready = False, None
+
     def tie_given(self, centers: np.ndarray, clusters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """New centers, and for some places of each member new clusters; ties to them.
 
@@ -228,7 +233,7 @@ class Group:
             if self.zero_cluster is None:
                 self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0
-            self._ready = None  # blocks of zeros can be skipped from now on
+            self._zeros_stay, self._ready = True, None  # blocks can be skipped from now on
         self._project()
 
     def sum_gradients_(self, grads: Mapping[str, Tensor]) -> None:
@@ -317,6 +322,11 @@ class Group:
         state.update({f"assignment.{n}": a.clone() for n, a in self.assignments.items()})
         return state
 
+    def forget(self) -> None:
+        """As before the start: no clusters."""
+        self.assignments, self.zero_cluster = {}, None
+        self._zeros_stay, self._ready = True, None
+
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Take up where `state_dict` was called."""
         centers, zero = state["centers"], int(state["zero_cluster"])
@@ -333,7 +343,7 @@ class Group:
                 )
             self.assignments[name] = torch.empty_like(parameter, dtype=assignment.dtype)
             self.assignments[name].copy_(assignment)
-        self._ready = None
+        self._zeros_stay, self._ready = True, None
         self._count()
 
     def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
@@ -392,7 +402,7 @@ class Group:
             for name, parameter in self.members.items():
                 assignment = self.assignment(name)
                 dead = None
-                if self.zero_cluster is not None:
+                if self.zero_cluster is not None and self._zeros_stay:
                     dead = ops.dead_blocks(assignment, self.zero_cluster)
                 held.append(ops.Held(parameter.detach(), assignment, dead))
             self._ready, self._places = ops.Tensors(held), places

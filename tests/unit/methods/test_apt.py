@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import APT, ConfigError, SparseAPT, TyingError
+from reefknot import APT, ConfigError, DivergedError, SparseAPT, TyingError
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))
@@ -355,6 +355,150 @@ def test_the_pull_of_the_straight_through_phase_is_that_of_the_free_weights():
     assert model["w"].tolist() == pytest.approx([-1.0, 0.0, 1.02, 1.02])
 
 
+THROUGH = {
+    "num_clusters": 5,
+    "tying_strength": 1e-4,
+    "l1_strength": 0.01,
+    "relax_from": 5,
+    "through_from": 11,
+    "relax_steps": 8,
+    "bit_price": 3e-3,
+    "init": "kmeans",
+}
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 2), nn.Conv2d(8, 8, (1, 2)), nn.Flatten(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def started(make=net, **settings):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, SparseAPT(model, **THROUGH | settings).attach(optimizer)
+
+
+def go(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        dtype = next(model.parameters()).dtype
+        cross_entropy(model(INPUTS.to(dtype)), LABELS).backward()
+        optimizer.step()
+
+
+def test_a_weight_comes_back_to_a_block_that_was_all_zero():
+    weights = torch.zeros(128)  # two blocks, the second with one survivor
+    weights[[0, 1, 2, 100]] = torch.tensor([-1.0, 1.0, 1.0, 0.7])
+    model = nn.ParameterDict({"w": nn.Parameter(weights)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = {"refit_every": 2, "relax_from": 1, "through_from": 2, "init": "kmeans"}
+    tie = SparseAPT(model, 3, 0.0, 0.0, **settings).attach(optimizer)
+    for gradient in (0.0, 0.6, -1.0):
+        model["w"].grad = torch.zeros(128)
+        model["w"].grad[100] = gradient
+        optimizer.step()
+    assert model["w"][100].item() == pytest.approx(3.1 / 3)  # the mean of 1, 1 and 0.7 - 0.6 + 1
+    assert not list(tie.groups[0].untied())
+
+
+def test_weights_that_are_not_finite_are_named_while_the_model_runs_on_tied_ones():
+    model, optimizer, _ = started()
+    go(model, optimizer, 13)
+    model[0].weight.grad.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="not finite"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("refit_every", [0, 5])
+@pytest.mark.parametrize("saved_at", [11, 12, 14])
+def test_free_weights_go_on_exactly_where_they_were_saved(refit_every, saved_at):
+    model, optimizer, tie = started(refit_every=refit_every)
+    go(model, optimizer, saved_at)
+    other, other_optimizer, other_tie = started(refit_every=refit_every)
+    go(other, other_optimizer, 13)  # which has free weights of its own already
+    other.load_state_dict(model.state_dict())
+    other_tie.load_state_dict(tie.state_dict())
+    for one, two in ((model, optimizer), (other, other_optimizer)):
+        go(one, two, 20)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_free_weights_follow_a_model_that_is_laid_out_or_converted_anew():
+    plain, plain_optimizer, _ = started(convolutions)
+    model, optimizer, tie = started(convolutions)
+    go(plain, plain_optimizer, 13)
+    go(model, optimizer, 13)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.to(memory_format=torch.channels_last)
+    go(plain, plain_optimizer, 1)
+    go(model, optimizer, 1)
+    for one, two in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    # A state that was saved channels last fits a model that is not.
+    saved = tie.state_dict()
+    fresh, fresh_optimizer, fresh_tie = started(convolutions)
+    fresh.load_state_dict(model.state_dict())
+    fresh_tie.load_state_dict(saved)
+    go(model, optimizer, 1)
+    go(fresh, fresh_optimizer, 1)
+    for one, two in zip(fresh.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+    model.double()
+    optimizer.zero_grad()
+    go(model, optimizer, 1)
+    assert len(torch.cat([p.detach().flatten() for p in model.parameters()]).unique()) <= 5
+
+
+def test_no_step_is_lost_when_one_of_two_optimizers_steps_more_often():
+    model = net()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    tie = SparseAPT(model, **THROUGH | {"relax_from": 2, "through_from": 3, "bit_price": 0.0})
+    tie.tying_strength = 0.0
+    tie.attach(first, second)
+    for _ in range(4):
+        model.zero_grad()
+        cross_entropy(model(INPUTS), LABELS).backward()
+        first.step()
+        second.step()
+    before = tie._free[0].weights["0.weight"].clone()
+    for _ in range(10):
+        model.zero_grad()
+        model[0].weight.grad = torch.full_like(model[0].weight, -1.0)
+        first.step()
+        assert len(torch.cat([p.detach().flatten() for p in model.parameters()]).unique()) <= 5
+    assert torch.allclose(tie._free[0].weights["0.weight"] - before, torch.tensor(1.0), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_network_of_zeros_can_run_on_tied_values():
+    model, optimizer, step = one_tensor(0.0, 0.0, 0.0)
+    settings = {"refit_every": 1, "relax_from": 1, "through_from": 1, "init": "kmeans"}
+    tie = SparseAPT(model, 2, 0.0, 0.0, **settings).attach(optimizer)
+    step(optimizer)
+    step(optimizer)
+    tie.harden()
+    assert tie.finish().density == 0
+
+
+def test_a_state_from_before_the_start_forgets_what_was_learned_since():
+    model, optimizer, tie = started(rate_power=1.0, refit_every=2)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    go(model, optimizer, 14)
+    tie.load_state_dict(SparseAPT(net(), **THROUGH | {"rate_power": 1.0}).state_dict())
+    model.load_state_dict(weights)
+    fresh, fresh_optimizer, _ = started(rate_power=1.0, refit_every=2)
+    go(model, optimizer, 12)
+    go(fresh, fresh_optimizer, 12)
+    for one, two in zip(fresh.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_l1_is_stronger_where_a_weight_costs_more_bits():
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(4, 4))})
     with torch.no_grad():
@@ -393,7 +537,8 @@ def test_finish_keeps_so_many_bits_of_each_center():
             "relax_tying grows from tying_strength",
         ),
         ({"through_from": 1.5, "relax_from": 1}, "through_from must be a whole number"),
-        ({"through_from": 3}, "through_from must not be before relax_from"),
+        ({"through_from": 3}, "through_from needs relax_from"),
+        ({"through_from": 3, "relax_from": 1, "distance": "l1"}, "through_from needs distance"),
         ({"through_from": 3, "relax_from": 4}, "through_from must not be before relax_from"),
         ({"bit_price": 1e-3}, "bit_price needs through_from"),
         ({"center_bits": True}, "center_bits must be a whole number"),
