@@ -1,7 +1,7 @@
 """Our results beside the paper's, from records only.
 
     python -m experiments.tables            # the table as Markdown
-    python -m experiments.tables --write    # put it into docs/results.md
+    python -m experiments.tables --write    # put the tables into docs/results.md and README.md
     python -m experiments.tables --check    # load every file, evaluate it again, compare
 
 Takes     experiments/records/*/ with record.json, config.toml and model.reef.
@@ -31,7 +31,8 @@ from reefknot.train import error_percent
 from reefknot.zoo import DATASETS, NETWORKS, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
-DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "docs" / "results.md", ROOT / "README.md")
 
 # Table 1 of the paper: error %, non-zero %, "max. compression rate".
 PAPER = {
@@ -167,6 +168,50 @@ def ablations() -> str:
     return "\n".join(lines)
 
 
+# The recipes of the README's table, by network.
+SMALL = {
+    "lenet-300-100": ("sparse_apt-300x", "sparse_apt-150x"),
+    "lenet-5-caffe": ("sparse_apt-555x", "sparse_apt-1500x"),
+}
+
+
+def small() -> str:
+    """The smallest files, for the README."""
+    lines = [
+        "| network | recipe | float32 bytes | file bytes | times less | test error % "
+        "| dense parents % | seeds |",
+        "|" + " --- |" * 8,
+    ]
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs():
+        found.setdefault((run.record["network"], run.name), []).append(run)
+    for network, names in SMALL.items():
+        for name in names:
+            group = found[network, name]
+            cells = [
+                network,
+                name,
+                f"{group[0].record['original_bytes']:,}",
+                f"{_mean(group, 'file_bytes'):,.0f}",
+                f"{_mean(group, 'rate_file'):,.0f}",
+                f"{_mean(group, 'test_error'):.2f}",
+                f"{_mean(found[network, 'dense'], 'test_error'):.2f}",
+                len(group),
+            ]
+            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def written(text: str) -> str:
+    """A document with each table between its marks as the records have it now."""
+    for mark, make in (("table", table), ("ablations", ablations), ("small", small)):
+        before, found, rest = text.partition(f"<!-- {mark} -->\n")
+        if found:
+            after = rest.partition(f"<!-- /{mark} -->")[2]
+            text = f"{before}{found}{make()}\n<!-- /{mark} -->{after}"
+    return text
+
+
 def _held_out(run: Run) -> float:
     """The error on validation and test images together: less noise than on either."""
     wrong = NUM_VALIDATION * run.record["val_error"] + NUM_TEST * run.record["test_error"]
@@ -209,15 +254,11 @@ def main() -> int:
     """Print the table, or check it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="evaluate every committed file again")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into the documents")
     options = parser.parse_args()
     if options.write:
-        text = DOCUMENT.read_text()
-        for mark, filled in (("table", table()), ("ablations", ablations())):
-            before, _, rest = text.partition(f"<!-- {mark} -->\n")
-            _, _, after = rest.partition(f"<!-- /{mark} -->")
-            text = f"{before}<!-- {mark} -->\n{filled}\n<!-- /{mark} -->{after}"
-        DOCUMENT.write_text(text)
+        for document in DOCUMENTS:
+            document.write_text(written(document.read_text()))
     if not options.check:
         print(table())
         return 0

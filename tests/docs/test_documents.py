@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from experiments import tables
 from safetensors.torch import save_file
 
 from reefknot.cli import main
@@ -84,3 +85,8 @@ def test_links_between_documents_lead_somewhere():
     for document in DOCUMENTS:
         for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
+def test_the_tables_of_results_are_those_of_the_records(document):
+    assert tables.written(document.read_text()) == document.read_text()

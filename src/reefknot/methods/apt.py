@@ -27,7 +27,7 @@ from reefknot.methods.settings import (
     number_mistakes,
     selection_mistakes,
 )
-from reefknot.methods.tied import NumClusters, TyingMethod
+from reefknot.methods.tied import NumClusters, TyingMethod, saved_of
 from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
@@ -240,8 +240,7 @@ class _ParameterTying(TyingMethod):
             self._weigh()
         self._free = []
         for group in self.groups:
-            prefix = f"{group.name}/"
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            own = saved_of(group, state)
             if any(key.startswith("free.") for key in own):
                 self._free.append(FreeWeights(group))
                 self._free[-1].load_state_dict(own)

@@ -166,8 +166,7 @@ class TyingMethod(Method):
         super().load_state_dict(state)
         saved = {key.rpartition("/")[0] for key in state if "/" in key}
         for group in self.groups:
-            prefix = f"{group.name}/"
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            own = saved_of(group, state)
             if not own and saved:
                 raise TyingError(
                     f"the saved state has no group {group.name!r}; was the scope another?"
@@ -252,3 +251,9 @@ def _codebook(group: Group) -> tuple[Codebook, np.ndarray]:
             kept.append(int(k))
         renamed[k] = len(kept) - 1
     return Codebook(dtype, values[kept]), renamed
+
+
+def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:
+    """What a saved state has of one group, under the group's own names."""
+    prefix = f"{group.name}/"
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
