@@ -11,6 +11,7 @@ would not do: what an optimizer remembers per weight differs inside a cluster.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -19,11 +20,11 @@ from torch.optim import Optimizer
 
 from reefknot.methods.hooks import Step
 from reefknot.methods.method import Saved, Stats
+from reefknot.methods.schedule import Schedule, schedule_mistakes
 from reefknot.methods.settings import (
     choice_mistakes,
     clusters_mistakes,
     count_mistakes,
-    is_real,
     number_mistakes,
     selection_mistakes,
 )
@@ -36,7 +37,6 @@ from reefknot.tying.through import FreeWeights
 
 L1Step = Literal["subgradient", "proximal"]
 
-_STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
 _CHOICES = {
     "init": ("even", "kmeans"),
     "l1_step": ("subgradient", "proximal"),
@@ -52,14 +52,11 @@ class _ParameterTying(TyingMethod):
     def __init__(self, model: nn.Module, **settings: Any) -> None:
         super().__init__(model, settings)
         self.tying_strength = float(settings["tying_strength"])
+        own = {f.name for f in fields(Schedule)} & settings.keys()
+        self.schedule = Schedule(**{key: settings[key] for key in own})
         self.l1_strength = float(settings.get("l1_strength", 0.0))
         self.l1_step = settings.get("l1_step", "subgradient")
         self.refit_every = int(settings["refit_every"])
-        self.relax_from = int(settings.get("relax_from", 0))
-        self.relax_steps = int(settings.get("relax_steps", 0))
-        self.relax_tying = settings.get("relax_tying")
-        self.through_from = int(settings.get("through_from", 0))
-        self.bit_price = float(settings.get("bit_price", 0.0))
         self._free: list[FreeWeights] = []  # one for each group from `through_from` to `harden`
         self.center_bits = settings.get("center_bits")
         self.rate_power = float(settings.get("rate_power", 0.0))
@@ -71,11 +68,10 @@ class _ParameterTying(TyingMethod):
         """All that is wrong with these settings."""
         return [
             *clusters_mistakes(settings, least=2 if cls.has_zero_cluster else 1),
-            *number_mistakes(settings, "tying_strength", "l1_strength", "rate_power", "bit_price"),
-            *count_mistakes(
-                settings, "refit_every", "relax_from", "through_from", meaning=_STEPS_OR_NEVER
-            ),
-            *_relax_mistakes(settings),
+            *number_mistakes(settings, "l1_strength", "rate_power"),
+            *count_mistakes(settings, "refit_every", meaning="a whole number of steps, or 0"),
+            *schedule_mistakes(settings),
+            *_small_file_mistakes(settings),
             *choice_mistakes(settings, _CHOICES),
             *selection_mistakes(settings),
         ]
@@ -101,7 +97,7 @@ class _ParameterTying(TyingMethod):
         found = list(self._grads(step))  # before the weights are touched, since it may refuse some
         for free in self._free:
             free.put()
-        tying = self._tying_now() * step.grad_scale
+        tying = self.schedule.tying(self.step, self.tying_strength) * step.grad_scale
         l1 = self.l1_strength * step.grad_scale
         if self.relaxed or self.l1_step == "proximal":
             l1 = 0.0
@@ -125,17 +121,17 @@ class _ParameterTying(TyingMethod):
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         for free in self._free:
             free.take()
-            free.tie(self._price_now())
+            free.tie(self.schedule.price(self.step))
         if not step.ends_round:
             return
         if self._free:
             self._weigh_through()
             return
-        if self.relax_from and self.step == self.relax_from:
+        if self.schedule.relax_from and self.step == self.schedule.relax_from:
             self._relax()
         else:
             self._follow()
-        if self.through_from and self.step == self.through_from:
+        if self.schedule.through_from and self.step == self.schedule.through_from:
             self._start_through()
 
     def _follow(self) -> None:
@@ -152,7 +148,7 @@ class _ParameterTying(TyingMethod):
     @property
     def relaxed(self) -> bool:
         """Whether the zeros are fixed and the L1 penalty is off; see `relax_from`."""
-        return not self.hard and bool(self.relax_from) and self.step >= self.relax_from
+        return not self.hard and self.schedule.relaxed(self.step)
 
     def _relax(self) -> None:
         if self.refit_every:
@@ -175,18 +171,6 @@ class _ParameterTying(TyingMethod):
         if self.refit_every and self.step % self.refit_every == 0:
             for free in self._free:
                 free.weigh()
-
-    def _price_now(self) -> float:
-        """The price of a bit, which has grown evenly to `bit_price` when relaxing is over."""
-        steps = self.relax_from + self.relax_steps - self.through_from
-        return self.bit_price * min(1.0, (self.step - self.through_from) / max(steps, 1))
-
-    def _tying_now(self) -> float:
-        """The tying strength, which grows by the same factor at each relaxed step if asked to."""
-        if self.relax_tying is None or not self.relaxed:
-            return self.tying_strength
-        done = min(1.0, (self.step - self.relax_from) / max(self.relax_steps, 1))
-        return self.tying_strength * (float(self.relax_tying) / self.tying_strength) ** done
 
     def _refit(self) -> None:
         total = sum(group.num_weights for group in self.groups)
@@ -433,26 +417,7 @@ class SparseAPT(_ParameterTying):
         )
 
 
-def _relax_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
-    yield from count_mistakes(settings, "relax_steps", meaning="a whole number of steps")
-    reached = settings.get("relax_tying")
-    if reached is not None:
-        if not is_real(reached) or not 0 < reached < float("inf"):
-            yield f"relax_tying must be a number above 0, found {reached!r}"
-        if not settings.get("relax_from", 0):
-            yield "relax_tying needs relax_from, the step at which the strength begins to grow"
-        if settings.get("tying_strength", 1e-5) == 0:
-            yield "relax_tying grows from tying_strength, which must then be above 0"
-    through, relax = settings.get("through_from", 0), settings.get("relax_from", 0)
-    if is_real(through) and is_real(relax) and through:
-        if not relax:
-            yield "through_from needs relax_from, the step at which the zeros are fixed"
-        elif through < relax:
-            yield f"through_from must not be before relax_from, found {through!r} and {relax!r}"
-        if settings.get("distance", "l2") != "l2":
-            yield 'through_from needs distance = "l2"'
-    if settings.get("bit_price") and not through:
-        yield "bit_price needs through_from, the step at which it begins to grow"
+def _small_file_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
     if settings.get("center_bits") is not None:
         yield from count_mistakes(settings, "center_bits", meaning="a whole number of bits")
     if settings.get("rate_power") and settings.get("l1_step", "subgradient") != "subgradient":

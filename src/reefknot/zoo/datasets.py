@@ -1,4 +1,4 @@
-"""The data sets by name: `digits` (comes with scikit-learn), `mnist` (or shifted), `cifar10`.
+"""The data sets by name: `digits` (comes with scikit-learn), `mnist` (or shifted, or warped), `cifar10`.
 
 Takes     the files that `sources` finds.
 Gives     `DATASETS`, a function for each name that loads it as `Data`.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reefknot.errors import DataError
 from reefknot.zoo import sources
-from reefknot.zoo.data import Data, shuffled, split
+from reefknot.zoo.data import Data, Split, shuffled, split
 from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
 
 
@@ -59,6 +59,16 @@ def mnist_shifted() -> Data:
     return replace(mnist(), name="mnist-shifted", augment=shift)
 
 
+def mnist_warped(copies: int = 7) -> Data:
+    """MNIST with warped copies of each training image beside it; the paper has none."""
+    plain = mnist()
+    random = torch.Generator().manual_seed(0)
+    warped = [warp(plain.train.inputs, random) for _ in range(copies)]
+    inputs = torch.cat([plain.train.inputs, *warped])
+    labels = plain.train.labels.repeat(copies + 1)
+    return replace(plain, name="mnist-warped", train=Split(inputs, labels))
+
+
 def cifar10() -> Data:
     """50,000 + 10,000 colour images of ten kinds of things, inputs (N, 3, 32, 32)."""
     folder = sources.cifar10_folder()
@@ -92,6 +102,33 @@ def shift(inputs: Tensor, generator: torch.Generator, pixels: int = 1) -> Tensor
     return _crop(inputs, F.pad(inputs, [pixels] * 4, mode="replicate"), generator)
 
 
+def warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
+    """Turn, stretch, slant and bend each image a little, as another hand would have written it.
+
+    A turn of about 5 degrees, a twentieth in width and in height, a slant of a tenth, and on top
+    of them points 7 pixels apart that each move by half a pixel or so; all normally distributed.
+    """
+    return torch.cat([_warp(part, generator) for part in inputs.split(1000)])
+
+
+def _warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
+    count, _, height, width = inputs.shape
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    turn, slant, (wide, high) = 0.09 * normal(), 0.1 * normal(), (0.05 * normal(2)).exp().T
+    cos, sin, zero = turn.cos(), turn.sin(), torch.zeros(count)
+    across = torch.stack([wide * cos, wide * (slant * cos - sin), zero], 1)
+    down = torch.stack([high * sin, high * (slant * sin + cos), zero], 1)
+    straight = F.affine_grid(torch.stack([across, down], 1), [*inputs.shape], align_corners=True)
+    pixel = 2 / (max(height, width) - 1)  # the image reaches from -1 to 1
+    points = 0.6 * pixel * normal(2, height // 7 + 1, width // 7 + 1)
+    bent = F.interpolate(points, (height, width), mode="bicubic", align_corners=True)
+    grid = straight + bent.permute(0, 2, 3, 1)
+    return F.grid_sample(inputs, grid, padding_mode="border", align_corners=True)
+
+
 def _crop(inputs: Tensor, padded: Tensor, generator: torch.Generator) -> Tensor:
     """From each padded image a part as large as the image, at a random place."""
     count, _, height, width = inputs.shape
@@ -107,5 +144,6 @@ DATASETS: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "mnist": mnist,
     "mnist-shifted": mnist_shifted,
+    "mnist-warped": mnist_warped,
     "cifar10": cifar10,
 }

@@ -281,18 +281,6 @@ def test_a_refit_of_relaxed_weights_leaves_the_zeros_alone():
     assert model["w"].tolist() == pytest.approx([0.001, 0.0, 0.0, 1.0, 1.0])
 
 
-def test_tying_grows_by_the_same_factor_each_relaxed_step():
-    model, optimizer, step = one_tensor(-1.0, 0.0, 1.0)
-    tie = SparseAPT(
-        model, 3, tying_strength=1e-4, relax_from=1, relax_tying=1e-2, relax_steps=2
-    ).attach(optimizer)
-    strengths = []
-    for _ in range(5):
-        strengths.append(tie._tying_now())
-        step(optimizer)
-    assert strengths == pytest.approx([1e-4, 1e-4, 1e-3, 1e-2, 1e-2])
-
-
 def test_a_relaxed_run_goes_on_where_it_was_saved():
     models = [net(), net()]
     settings = {"num_clusters": 5, "refit_every": 2, "rate_power": 1.0, "l1_strength": 0.01}

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import logging
 import os
 import struct
@@ -14,7 +15,7 @@ import torch
 
 from reefknot.errors import DataError
 from reefknot.zoo import DATASETS, sources
-from reefknot.zoo.datasets import flip_and_crop, shift
+from reefknot.zoo.datasets import flip_and_crop, shift, warp
 from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
 
 MNIST_NAMES = tuple(sources.MNIST_SHA256)
@@ -283,6 +284,50 @@ def test_shifted_mnist_is_mnist_but_for_the_training_images(tmp_path: Path) -> N
     assert shifted.test is not None
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(plain, part).inputs, getattr(shifted, part).inputs)
+
+
+def test_a_warp_moves_a_point_by_about_a_pixel_and_on_average_not_at_all() -> None:
+    inputs = torch.zeros(4000, 1, 28, 28)
+    inputs[:, :, 9:12, 19:22] = 1  # a spot whose middle is (10, 20)
+    outputs = warp(inputs, torch.Generator().manual_seed(0))
+    assert outputs.shape == inputs.shape
+    shares = outputs / outputs.sum((2, 3), keepdim=True)
+    pixels = torch.arange(28.0)
+    places = torch.stack([shares.sum((1, 3)) @ pixels, shares.sum((1, 2)) @ pixels], 1)
+    moved = places - torch.tensor([10.0, 20.0])
+    assert (moved.mean(0).abs() < 0.1).all()
+    # Down: a twentieth of 3.5, 0.09 of 6.5, points 0.6 at most: 0.17, 0.59 and below 0.6.
+    # Across: a twentieth of 6.5, 0.09 and a tenth of 3.5: 0.33, 0.31, 0.35 and below 0.6.
+    assert ((moved.std(0) > 0.5) & (moved.std(0) < 0.9)).all()
+
+
+def test_a_warp_draws_from_its_generator_only_and_leaves_an_even_image_even() -> None:
+    inputs = torch.rand(3, 2, 14, 21, generator=torch.Generator().manual_seed(0))
+    before = torch.get_rng_state()
+    first, second = (warp(inputs, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, warp(inputs, torch.Generator().manual_seed(4)))
+    assert torch.equal(torch.get_rng_state(), before)
+    even = torch.full((5, 1, 28, 28), -0.4)
+    assert torch.allclose(warp(even, torch.Generator()), even)
+
+
+def test_warped_mnist_has_seven_copies_of_the_training_images_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    write_mnist(tmp_path, gzipped=False)
+    plain, warped = DATASETS["mnist"](), DATASETS["mnist-warped"]()
+    number = len(plain.train.labels)
+    assert warped.name == "mnist-warped"
+    assert warped.augment is None
+    assert torch.equal(warped.train.inputs[:number], plain.train.inputs)
+    assert torch.equal(warped.train.labels, plain.train.labels.repeat(8))
+    copies = warped.train.inputs.reshape(8, number, 1, 28, 28)
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(copies))
+    assert plain.test is not None
+    assert warped.test is not None
+    assert torch.equal(warped.validation.inputs, plain.validation.inputs)
+    assert torch.equal(warped.test.inputs, plain.test.inputs)
 
 
 @pytest.mark.mnist

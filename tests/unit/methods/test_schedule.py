@@ -1,0 +1,33 @@
+"""Strength and price at each step, worked by hand."""
+
+import pytest
+
+from reefknot.methods.schedule import Schedule
+
+
+def test_the_strength_grows_by_the_same_factor_each_relaxed_step():
+    schedule = Schedule(relax_from=1, relax_tying=1e-2, relax_steps=2)
+    strengths = [schedule.tying(step, 1e-4) for step in range(5)]
+    assert strengths == pytest.approx([1e-4, 1e-4, 1e-3, 1e-2, 1e-2])
+
+
+def test_without_relaxing_the_strength_stays():
+    assert Schedule().tying(10**6, 0.25) == 0.25
+    assert not Schedule().relaxed(10**6)
+    assert Schedule(relax_from=5).tying(7, 0.25) == 0.25
+
+
+def test_relaxing_begins_after_the_step_it_names():
+    schedule = Schedule(relax_from=3)
+    assert [schedule.relaxed(step) for step in range(2, 5)] == [False, True, True]
+
+
+def test_the_price_grows_evenly_from_tied_values_in_front_to_the_end_of_relaxing():
+    schedule = Schedule(relax_from=10, relax_steps=6, through_from=12, bit_price=0.8)
+    prices = [schedule.price(step) for step in (12, 13, 14, 16, 40)]
+    assert prices == pytest.approx([0.0, 0.2, 0.4, 0.8, 0.8])
+
+
+def test_a_ramp_that_is_over_at_its_start_gives_the_full_price_at_the_next_step():
+    schedule = Schedule(relax_from=10, relax_steps=2, through_from=12, bit_price=0.8)
+    assert [schedule.price(step) for step in (12, 13)] == [0.0, 0.8]
