@@ -27,6 +27,7 @@ CONTRACT = {
     "tied",
     "pruned",
     "settings",
+    "schedule",
     "noisy",
 }  # what methods are made of; not methods themselves
 WITHOUT_A_METHOD = {"train", "run", "config", "cli"}  # never ask which method they have

@@ -18,9 +18,10 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from reefknot.format import encode
 from reefknot.methods.hooks import Step
 from reefknot.methods.method import Saved, Stats
-from reefknot.methods.schedule import Schedule, schedule_mistakes
+from reefknot.methods.schedule import Price, Schedule, schedule_mistakes
 from reefknot.methods.settings import (
     choice_mistakes,
     clusters_mistakes,
@@ -57,6 +58,7 @@ class _ParameterTying(TyingMethod):
         self.l1_strength = float(settings.get("l1_strength", 0.0))
         self.l1_step = settings.get("l1_step", "subgradient")
         self.refit_every = int(settings["refit_every"])
+        self._price = Price(self.schedule)
         self._free: list[FreeWeights] = []  # one for each group from `through_from` to `harden`
         self.center_bits = settings.get("center_bits")
         self.rate_power = float(settings.get("rate_power", 0.0))
@@ -121,7 +123,7 @@ class _ParameterTying(TyingMethod):
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         for free in self._free:
             free.take()
-            free.tie(self.schedule.price(self.step))
+            free.tie(self._price.at(self.step))
         if not step.ends_round:
             return
         if self._free:
@@ -164,8 +166,17 @@ class _ParameterTying(TyingMethod):
         for free in self._free:
             free.tie(0.0)
         self._predicted_bytes = None
+        if self.schedule.target_bytes:
+            weights = [w for free in self._free for w in free.weights.values()]
+            squares = sum(float(w.double().square().sum()) for w in weights)
+            self._price.start(self._file_bytes(), squares / max(sum(len(w) for w in weights), 1))
+
+    def _file_bytes(self) -> int:
+        return len(encode(self._tied_state()))
 
     def _weigh_through(self) -> None:
+        if self.schedule.looks_at_size(self.step):
+            self._price.follow(self.step, self._file_bytes())
         if not self.refit_every or self.step % self.refit_every == 0:
             self._predicted_bytes = None
         if self.refit_every and self.step % self.refit_every == 0:
@@ -201,9 +212,12 @@ class _ParameterTying(TyingMethod):
             group.harden(zero_cluster=self.has_zero_cluster)
         self._hardened()
 
-    def _settle(self, group: Group) -> None:
-        if self.center_bits is not None:
-            group.round_centers(self.center_bits)
+    def _written(self, group: Group) -> np.ndarray:
+        if self.center_bits is None:
+            return super()._written(group)
+        mantissa, exponent = np.frexp(group.centers)  # a mantissa has its first bit at 1/2
+        whole = np.round(np.ldexp(mantissa, self.center_bits + 1))
+        return np.ldexp(whole, exponent - self.center_bits - 1)
 
     # -- reading and saving -----------------------------------------------------------------
 
@@ -212,6 +226,7 @@ class _ParameterTying(TyingMethod):
         saved = super().state_dict()
         for free in self._free:
             saved.update({f"{free.group.name}/{k}": v for k, v in free.state_dict().items()})
+        saved |= {"price": self._price.followed, "first_bytes": self._price.first_bytes}
         return saved | {"changed": -1.0 if self.changed is None else self.changed}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
@@ -219,6 +234,8 @@ class _ParameterTying(TyingMethod):
         super().load_state_dict(state)
         changed = float(state["changed"])
         self.changed = None if changed < 0 else changed
+        self._price.followed = float(state["price"])
+        self._price.first_bytes = int(state["first_bytes"])
         self._l1_factors = {}
         if self.changed is not None:
             self._weigh()
@@ -366,6 +383,9 @@ class SparseAPT(_ParameterTying):
             bits, where bits is what value and place cost in the file, roughly, and nothing for
             zero. It grows evenly from 0 until `relax_steps` after `relax_from`. What a place costs
             is renewed every `refit_every` steps. 0 is the nearest value.
+        target_bytes: instead of a price, the size that the file shall have: the price then follows
+            the size that the coder would give the file, which is looked at a hundred times until
+            `relax_steps` after `relax_from`, and as often from then on. 0 for none.
         center_bits: how many bits of each center's fraction `finish` keeps, which makes the
             codebook smaller; None keeps all.
     """
@@ -393,6 +413,7 @@ class SparseAPT(_ParameterTying):
         relax_steps: int = 0,
         through_from: int = 0,
         bit_price: float = 0.0,
+        target_bytes: int = 0,
         center_bits: int | None = None,
     ) -> None:
         super().__init__(
@@ -413,6 +434,7 @@ class SparseAPT(_ParameterTying):
             relax_steps=relax_steps,
             through_from=through_from,
             bit_price=bit_price,
+            target_bytes=target_bytes,
             center_bits=center_bits,
         )
 

@@ -10,12 +10,16 @@ tied values (`reefknot.tying.through`). Strength and price stop growing `relax_s
 `relax_from`.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
 
+_LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
+_FIRST_PRICE = 1e-2  # times the mean square of the weights
+_MOST_EXCESS = 0.2  # the price grows or falls by no more than a fifth at a time
 _STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
 
 
@@ -28,6 +32,7 @@ class Schedule:
     relax_steps: int = 0
     through_from: int = 0
     bit_price: float = 0.0
+    target_bytes: int = 0
 
     def relaxed(self, step: int) -> bool:
         """Whether the zeros are fixed and the L1 penalty is off."""
@@ -40,10 +45,49 @@ class Schedule:
         done = min(1.0, (step - self.relax_from) / max(self.relax_steps, 1))
         return strength * (self.relax_tying / strength) ** done
 
-    def price(self, step: int) -> float:
-        """The price of a bit, which has grown evenly to `bit_price` when relaxing is over."""
-        steps = self.relax_from + self.relax_steps - self.through_from
-        return self.bit_price * min(1.0, (step - self.through_from) / max(steps, 1))
+    def through(self, step: int) -> float:
+        """How much of the way from `through_from` to the end of relaxing is done, 0 to 1."""
+        return min(1.0, (step - self.through_from) / self._through_steps)
+
+    def looks_at_size(self, step: int) -> bool:
+        """Whether the price of a bit is made to fit the file's size after this step."""
+        every = max(1, self._through_steps // _LOOKS)
+        return bool(self.target_bytes) and (step - self.through_from) % every == 0
+
+    @property
+    def _through_steps(self) -> int:
+        return max(1, self.relax_from + self.relax_steps - self.through_from)
+
+
+class Price:
+    """The price of a bit: it grows evenly to `bit_price`, or as the file's size asks for.
+
+    With `target_bytes` the file shall shrink by the same factor at each step until relaxing is
+    over, and stay at its size from then on. At each look the price grows if the file is too large,
+    and falls if it is too small.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.followed = 0.0  # the price that follows the size
+        self.first_bytes = 0  # the size at `through_from`
+
+    def at(self, step: int) -> float:
+        """The price at a step."""
+        if self.schedule.target_bytes:
+            return self.followed
+        return self.schedule.bit_price * self.schedule.through(step)
+
+    def start(self, file_bytes: int, mean_square: float) -> None:
+        """Begin to follow, at a price that no weight of usual size minds."""
+        self.first_bytes, self.followed = file_bytes, _FIRST_PRICE * mean_square
+
+    def follow(self, step: int, file_bytes: int) -> None:
+        """Make the price fit the size that the file would have now."""
+        done = self.schedule.through(step)
+        wanted = self.first_bytes ** (1 - done) * self.schedule.target_bytes**done
+        excess = math.log(file_bytes / wanted)
+        self.followed *= math.exp(max(-_MOST_EXCESS, min(_MOST_EXCESS, excess)))
 
 
 def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -67,5 +111,9 @@ def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"through_from must not be before relax_from, found {through!r} and {relax!r}"
         if settings.get("distance", "l2") != "l2":
             yield 'through_from needs distance = "l2"'
-    if settings.get("bit_price") and not through:
-        yield "bit_price needs through_from, the step at which it begins to grow"
+    yield from count_mistakes(settings, "target_bytes", meaning="a whole number of bytes, or 0")
+    prices = [key for key in ("bit_price", "target_bytes") if settings.get(key)]
+    if len(prices) == 2:
+        yield "target_bytes finds the price of a bit by itself: give it or bit_price, not both"
+    for key in prices if not through else ():
+        yield f"{key} needs through_from, the step at which the price begins to grow"

@@ -131,25 +131,31 @@ class TyingMethod(Method):
         """The tied state; the weights must still be exactly tied."""
         self._require_hard()
         self._check_members()
-        codebooks: list[Codebook] = []
-        tied: dict[str, tuple[int, np.ndarray]] = {}
         for group in self.groups:
             for name in group.untied():
                 raise TyingError(
                     f"{name!r} is no longer tied to its centers; were weights loaded or changed "
                     "after the last optimizer step?"
                 )
-            self._settle(group)
-            codebook, renamed = _codebook(group)
+            group.move_centers(self._written(group))
+        self.detach()
+        return self._tied_state()
+
+    def _tied_state(self) -> TiedState:
+        """The clusters as they are now, with the values that are written."""
+        codebooks: list[Codebook] = []
+        tied: dict[str, tuple[int, np.ndarray]] = {}
+        for group in self.groups:
+            codebook, renamed = _codebook(group, self._written(group))
             for name, parameter in group.members.items():
                 index = to_array(group.assignment(name).contiguous().view(parameter.shape))
                 tied[name] = (len(codebooks), renamed[index])
             codebooks.append(codebook)
-        self.detach()
         return self._state(tied, tuple(codebooks))
 
-    def _settle(self, group: Group) -> None:
-        """A last change of a group's values before they are written."""
+    def _written(self, group: Group) -> np.ndarray:
+        """The values of a group's clusters in the file."""
+        return group.centers
 
     # -- reading and saving -----------------------------------------------------------------
 
@@ -237,12 +243,12 @@ def _clusters_by_group(num_clusters: NumClusters, names: list[str]) -> dict[str,
     return dict(num_clusters)
 
 
-def _codebook(group: Group) -> tuple[Codebook, np.ndarray]:
+def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
     """The values a group's weights have, equal ones merged, and the new index of each cluster."""
     dtype = dtype_for(group.dtype)
-    values = to_array(torch.from_numpy(group.centers).to(group.dtype))
+    values = to_array(torch.from_numpy(centers + 0.0).to(group.dtype))  # -0.0 becomes +0.0
     used = np.flatnonzero(group.counts)
-    ordered = used[np.argsort(group.centers[used], kind="stable")]
+    ordered = used[np.argsort(centers[used], kind="stable")]
     bits = values.view(f"u{DTYPES[dtype.tag].item_bytes}")
     kept: list[int] = []
     renamed = np.zeros(len(values), np.int64)

@@ -252,10 +252,9 @@ class Group:
             self.centers[self.zero_cluster] = 0.0
         self._project()
 
-    def round_centers(self, bits: int) -> None:
-        """Keep so many bits of each center's fraction, and move the weights along."""
-        mantissa, exponent = np.frexp(self.centers)  # a mantissa has its first bit at 1/2
-        self.centers = np.ldexp(np.round(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
+    def move_centers(self, centers: np.ndarray) -> None:
+        """Give the clusters these centers, and move the weights along."""
+        self.centers = centers
         self._project()
 
     def _project(self) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from reefknot import APT, ConfigError, DivergedError, SparseAPT, TyingError
+from reefknot.format import encode
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))
@@ -485,6 +486,46 @@ def test_a_state_from_before_the_start_forgets_what_was_learned_since():
     go(fresh, fresh_optimizer, 12)
     for one, two in zip(fresh.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 120), nn.ReLU(), nn.Linear(120, 3))
+
+
+AT_A_SIZE = {"bit_price": 0.0, "l1_strength": 1e-3, "relax_from": 20, "through_from": 40}
+
+
+@pytest.mark.parametrize("target", [200, 270])
+def test_the_price_of_a_bit_brings_the_file_to_its_size(target):
+    settings = AT_A_SIZE | {"relax_steps": 520, "target_bytes": target, "refit_every": 50}
+    model, optimizer, tie = started(wide, **settings)
+    go(model, optimizer, 700)
+    assert tie._price.first_bytes > 1.2 * target
+    tie.harden()
+    go(model, optimizer, 10)
+    assert len(encode(tie.finish())) == pytest.approx(target, rel=0.04)
+
+
+def test_a_run_that_follows_a_size_goes_on_where_it_was_saved():
+    runs = [started(wide, **AT_A_SIZE, relax_steps=400, target_bytes=300) for _ in range(2)]
+    (model, optimizer, tie), (other, other_optimizer, other_tie) = runs
+    go(model, optimizer, 250)
+    other.load_state_dict(model.state_dict())
+    other_optimizer.load_state_dict(optimizer.state_dict())
+    other_tie.load_state_dict(tie.state_dict())
+    go(model, optimizer, 250)
+    go(other, other_optimizer, 250)
+    assert tie._price.followed == other_tie._price.followed > 0
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_size_and_a_price_are_not_given_together():
+    with pytest.raises(ConfigError, match="target_bytes finds the price .* not both"):
+        SparseAPT(net(), **THROUGH | {"target_bytes": 100})
+    with pytest.raises(ConfigError, match="target_bytes needs through_from"):
+        SparseAPT(net(), target_bytes=100)
 
 
 def test_l1_is_stronger_where_a_weight_costs_more_bits():

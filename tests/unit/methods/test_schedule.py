@@ -2,7 +2,7 @@
 
 import pytest
 
-from reefknot.methods.schedule import Schedule
+from reefknot.methods.schedule import Price, Schedule
 
 
 def test_the_strength_grows_by_the_same_factor_each_relaxed_step():
@@ -24,10 +24,10 @@ def test_relaxing_begins_after_the_step_it_names():
 
 def test_the_price_grows_evenly_from_tied_values_in_front_to_the_end_of_relaxing():
     schedule = Schedule(relax_from=10, relax_steps=6, through_from=12, bit_price=0.8)
-    prices = [schedule.price(step) for step in (12, 13, 14, 16, 40)]
+    prices = [Price(schedule).at(step) for step in (12, 13, 14, 16, 40)]
     assert prices == pytest.approx([0.0, 0.2, 0.4, 0.8, 0.8])
 
 
 def test_a_ramp_that_is_over_at_its_start_gives_the_full_price_at_the_next_step():
     schedule = Schedule(relax_from=10, relax_steps=2, through_from=12, bit_price=0.8)
-    assert [schedule.price(step) for step in (12, 13)] == [0.0, 0.8]
+    assert [Price(schedule).at(step) for step in (12, 13)] == [0.0, 0.8]
