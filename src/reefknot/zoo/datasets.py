@@ -1,4 +1,4 @@
-"""The data sets by name: `digits` (comes with scikit-learn), `mnist` (or shifted, or warped), `cifar10`.
+"""The data sets by name: `digits` (comes with scikit-learn), `mnist` (or warped), `cifar10`.
 
 Takes     the files that `sources` finds.
 Gives     `DATASETS`, a function for each name that loads it as `Data`.
@@ -54,11 +54,6 @@ def mnist() -> Data:
     )
 
 
-def mnist_shifted() -> Data:
-    """MNIST whose training images are shifted by up to a pixel each way; the paper does not."""
-    return replace(mnist(), name="mnist-shifted", augment=shift)
-
-
 def mnist_warped(copies: int = 7) -> Data:
     """MNIST with warped copies of each training image beside it; the paper has none."""
     plain = mnist()
@@ -92,14 +87,15 @@ def flip_and_crop(inputs: Tensor, generator: torch.Generator, padding: int = 4) 
     What comes in from outside is 0, in normalised images the average grey. Gives a new tensor of
     the same shape (N, C, H, W); the random numbers come from `generator` only.
     """
-    crops = _crop(inputs, F.pad(inputs, [padding] * 4), generator)
+    count, _, height, width = inputs.shape
+    places = 2 * padding + 1
+    offsets = torch.randint(places, (2, count), generator=generator, device=generator.device)
+    offsets = offsets.to(inputs.device)
+    # A view of every window of the padded images, of which each image takes one.
+    windows = F.pad(inputs, [padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    crops = windows[torch.arange(count, device=inputs.device), :, offsets[0], offsets[1]]
     mirrored = torch.randint(2, (len(inputs),), generator=generator, device=generator.device)
     return torch.where(mirrored.bool().to(inputs.device)[:, None, None, None], crops.flip(3), crops)
-
-
-def shift(inputs: Tensor, generator: torch.Generator, pixels: int = 1) -> Tensor:
-    """Shift each image by up to so many pixels; what comes in from outside is like the border."""
-    return _crop(inputs, F.pad(inputs, [pixels] * 4, mode="replicate"), generator)
 
 
 def warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -129,21 +125,9 @@ def _warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
     return F.grid_sample(inputs, grid, padding_mode="border", align_corners=True)
 
 
-def _crop(inputs: Tensor, padded: Tensor, generator: torch.Generator) -> Tensor:
-    """From each padded image a part as large as the image, at a random place."""
-    count, _, height, width = inputs.shape
-    places = padded.shape[2] - height + 1
-    offsets = torch.randint(places, (2, count), generator=generator, device=generator.device)
-    offsets = offsets.to(inputs.device)
-    # A view of every window of the padded images, of which each image takes one.
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(count, device=inputs.device), :, offsets[0], offsets[1]]
-
-
 DATASETS: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "mnist": mnist,
-    "mnist-shifted": mnist_shifted,
     "mnist-warped": mnist_warped,
     "cifar10": cifar10,
 }

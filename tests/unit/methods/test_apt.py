@@ -522,7 +522,7 @@ def test_a_run_that_follows_a_size_goes_on_where_it_was_saved():
 
 
 def test_a_size_and_a_price_are_not_given_together():
-    with pytest.raises(ConfigError, match="target_bytes finds the price .* not both"):
+    with pytest.raises(ConfigError, match=r"target_bytes finds the price .* not both"):
         SparseAPT(net(), **THROUGH | {"target_bytes": 100})
     with pytest.raises(ConfigError, match="target_bytes needs through_from"):
         SparseAPT(net(), target_bytes=100)

@@ -15,7 +15,7 @@ import torch
 
 from reefknot.errors import DataError
 from reefknot.zoo import DATASETS, sources
-from reefknot.zoo.datasets import flip_and_crop, shift, warp
+from reefknot.zoo.datasets import flip_and_crop, warp
 from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
 
 MNIST_NAMES = tuple(sources.MNIST_SHA256)
@@ -261,29 +261,6 @@ def test_augmentation_gives_every_shift_and_mirror_image_equally_often() -> None
     is_mirrored = (mirrored == ramp.flip(3)).all(3).all(2).flatten()
     assert torch.equal(mirrored[~is_mirrored], ramp[~is_mirrored])
     assert 2300 < int(is_mirrored.sum()) < 2700
-
-
-def test_a_shift_by_a_pixel_lands_in_nine_places_and_repeats_the_border() -> None:
-    inputs = torch.zeros(9000, 1, 5, 5)
-    inputs[:, :, 2, 2] = 1
-    outputs = shift(inputs, torch.Generator().manual_seed(0))
-    assert torch.equal(outputs.sum((2, 3)), torch.ones(9000, 1))
-    assert ((outputs[:, 0, 1:4, 1:4].sum(0) - 1000).abs() < 150).all()
-    ramp = torch.arange(5.0).expand(100, 1, 5, 5)
-    columns = {tuple(image[0, 0].tolist()) for image in shift(ramp, torch.Generator())}
-    assert columns == {(0, 0, 1, 2, 3), (0, 1, 2, 3, 4), (1, 2, 3, 4, 4)}
-
-
-def test_shifted_mnist_is_mnist_but_for_the_training_images(tmp_path: Path) -> None:
-    write_mnist(tmp_path, gzipped=False)
-    plain, shifted = DATASETS["mnist"](), DATASETS["mnist-shifted"]()
-    assert plain.augment is None
-    assert shifted.augment is shift
-    assert shifted.name == "mnist-shifted"
-    assert plain.test is not None
-    assert shifted.test is not None
-    for part in ("train", "validation", "test"):
-        assert torch.equal(getattr(plain, part).inputs, getattr(shifted, part).inputs)
 
 
 def test_a_warp_moves_a_point_by_about_a_pixel_and_on_average_not_at_all() -> None:
