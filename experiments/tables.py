@@ -11,6 +11,7 @@ A record is checked in float64, so that the number of wrong answers is the same 
 """
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -28,7 +29,7 @@ from reefknot.config import make_config
 from reefknot.format import open_state
 from reefknot.rates import rate_file, rate_paper
 from reefknot.train import error_percent
-from reefknot.zoo import DATASETS, NETWORKS, as_data, resolve
+from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[1]
@@ -111,7 +112,7 @@ def runs() -> Iterator[Run]:
 def table() -> str:
     """The comparison as Markdown."""
     lines = [
-        "| network | recipe | scope | K | error %, paper | error % | dense parent % "
+        "| network | recipe | scope | K | error %, paper | error % | parent % "
         "| non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes "
         "| seeds |",
         "|" + " --- |" * 14,
@@ -175,7 +176,7 @@ def ablations() -> str:
 
 # The recipes of the README's table, by network.
 SMALL = {
-    "lenet-300-100": ("sparse_apt-400x", "sparse_apt-150x"),
+    "lenet-300-100": ("sparse_apt-300x", "sparse_apt-150x"),
     "lenet-5-caffe": ("sparse_apt-555x", "sparse_apt-1500x"),
 }
 
@@ -240,7 +241,7 @@ def check() -> Iterator[str]:
         state = open_state(file)
         model = resolve(config.model, NETWORKS, "network")()
         model.load_state_dict(reefknot.load(file))
-        data = as_data(resolve(config.data, DATASETS, "data set")(), config.data)
+        data = _data(config.data)
         found = {
             "test_error": error_percent(model, *data.test, exact=True) if data.test else None,
             "val_error": error_percent(model, *data.validation, exact=True),
@@ -253,6 +254,11 @@ def check() -> Iterator[str]:
         for key, value in found.items():
             if value != run.record[key]:
                 yield f"{run.folder.name}: {key} is {value}, the record says {run.record[key]}"
+
+
+@functools.cache
+def _data(name: str) -> Data:
+    return as_data(resolve(name, DATASETS, "data set")(), name)
 
 
 def main() -> int:
