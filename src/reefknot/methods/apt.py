@@ -226,7 +226,7 @@ class _ParameterTying(TyingMethod):
         saved = super().state_dict()
         for free in self._free:
             saved.update({f"{free.group.name}/{k}": v for k, v in free.state_dict().items()})
-        saved |= {"price": self._price.followed, "first_bytes": self._price.first_bytes}
+        saved |= self._price.state_dict()
         return saved | {"changed": -1.0 if self.changed is None else self.changed}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
@@ -234,8 +234,7 @@ class _ParameterTying(TyingMethod):
         super().load_state_dict(state)
         changed = float(state["changed"])
         self.changed = None if changed < 0 else changed
-        self._price.followed = float(state["price"])
-        self._price.first_bytes = int(state["first_bytes"])
+        self._price.load_state_dict(state)
         self._l1_factors = {}
         if self.changed is not None:
             self._weigh()

@@ -18,7 +18,7 @@ from typing import Any
 from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
 
 _LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
-_FIRST_PRICE = 1e-2  # times the mean square of the weights
+_FIRST_PRICE, _LEAST_PRICE = 1e-2, 1e-3  # times the mean square of the weights
 _MOST_EXCESS = 0.2  # the price grows or falls by no more than a fifth at a time
 _STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
 
@@ -70,6 +70,7 @@ class Price:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.followed = 0.0  # the price that follows the size
+        self.least = 0.0  # from where it can still grow in time
         self.first_bytes = 0  # the size at `through_from`
 
     def at(self, step: int) -> float:
@@ -81,13 +82,24 @@ class Price:
     def start(self, file_bytes: int, mean_square: float) -> None:
         """Begin to follow, at a price that no weight of usual size minds."""
         self.first_bytes, self.followed = file_bytes, _FIRST_PRICE * mean_square
+        self.least = _LEAST_PRICE * mean_square
 
     def follow(self, step: int, file_bytes: int) -> None:
         """Make the price fit the size that the file would have now."""
         done = self.schedule.through(step)
         wanted = self.first_bytes ** (1 - done) * self.schedule.target_bytes**done
         excess = math.log(file_bytes / wanted)
-        self.followed *= math.exp(max(-_MOST_EXCESS, min(_MOST_EXCESS, excess)))
+        factor = math.exp(max(-_MOST_EXCESS, min(_MOST_EXCESS, excess)))
+        self.followed = max(self.least, self.followed * factor)
+
+    def state_dict(self) -> dict[str, float]:
+        """What `follow` goes on from."""
+        return {"price": self.followed, "least_price": self.least, "first_bytes": self.first_bytes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self.followed, self.least = float(state["price"]), float(state["least_price"])
+        self.first_bytes = int(state["first_bytes"])
 
 
 def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
