@@ -141,7 +141,7 @@ def table() -> str:
             f"{_mean(group, 'file_bytes'):,.0f}",
             len(group),
         ]
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 
@@ -170,7 +170,7 @@ def ablations() -> str:
                 f"{np.exp(np.polyval(line, error)):,.0f}",
                 len(group),
             ]
-            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+            lines.append(_line(cells))
     return "\n".join(lines)
 
 
@@ -204,7 +204,7 @@ def small() -> str:
                 f"{_mean(found[network, 'dense'], 'test_error'):.2f}",
                 len(group),
             ]
-            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+            lines.append(_line(cells))
     return "\n".join(lines)
 
 
@@ -254,6 +254,10 @@ def check() -> Iterator[str]:
         for key, value in found.items():
             if value != run.record[key]:
                 yield f"{run.folder.name}: {key} is {value}, the record says {run.record[key]}"
+
+
+def _line(cells: list[Any]) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 @functools.cache
