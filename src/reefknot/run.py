@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ from reefknot.loading import load, tensors
 from reefknot.methods import METHODS, Method
 from reefknot.report import write_report
 from reefknot.state import TiedState
-from reefknot.train import Batches, Progress, error_percent, train
+from reefknot.train import Batches, Progress, Relabel, error_percent, train
 from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
 
 try:
@@ -71,6 +72,7 @@ class _Parts:
     optimizer: Optimizer
     data: Data
     labels: Tensor  # that the model learns: those of the data, or softened ones
+    relabel: Relabel | None  # softens them batch by batch, where no image is seen twice
 
 
 def run(
@@ -195,21 +197,25 @@ def _build(config: Config) -> _Parts:
     for path in config.distillation.teachers:
         teachers.append(copy.deepcopy(model))
         _load_parent(teachers[-1], Path(path), "distillation.teachers")
-    labels = data.train.labels
+    labels, relabel = data.train.labels, None
     if teachers:
-        labels = soft_labels(
+        soften = partial(
+            soft_labels,
             teachers,
-            *data.train,
             temperature=config.distillation.temperature,
             weight=config.distillation.weight,
         )
+        if data.augment is None:
+            labels = soften(*data.train)
+        else:
+            relabel = soften
     method = METHODS[config.method](model, **config.settings)
     optimizer = OPTIMIZERS[config.optimizer.name](
         method.parameter_groups(),
         lr=config.optimizer.rate,  # type: ignore[call-arg]  # every optimizer of the table has it
         **config.optimizer.options,
     )
-    return _Parts(model, method, optimizer, data, labels)
+    return _Parts(model, method, optimizer, data, labels, relabel)
 
 
 def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -267,7 +273,12 @@ def _train(
     method.attach(optimizer)
     plan, training = config.plan, config.training
     batches = Batches(
-        data.train.inputs, parts.labels, training.batch_size, config.seed, data.augment
+        data.train.inputs,
+        parts.labels,
+        training.batch_size,
+        config.seed,
+        data.augment,
+        parts.relabel,
     )
     notes = journal.notes
     last_saved = step if saved else None

@@ -27,6 +27,7 @@ from reefknot.methods import Method
 
 Decay = Literal["constant", "linear", "cosine"]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
+Relabel = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ class Plan:
 
 
 class Batches:
-    """Shuffled batches of data held in memory; which examples are in batch n depends on n alone."""
+    """Shuffled batches of data held in memory; what is in batch n depends on n alone.
+
+    `augment` changes the inputs of a batch, and then `relabel` gives labels for what they became.
+    """
 
     def __init__(
         self,
@@ -72,12 +76,13 @@ class Batches:
         batch_size: int,
         seed: int,
         augment: Augment | None = None,
+        relabel: Relabel | None = None,
     ) -> None:
         self.inputs, self.labels = inputs, labels
         self.batch_size = min(batch_size, len(labels))
         self.per_epoch = len(labels) // self.batch_size
         self.seed = seed
-        self.augment = augment
+        self.augment, self.relabel = augment, relabel
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
@@ -86,10 +91,12 @@ class Batches:
             self._epoch = epoch
             self._order = torch.randperm(len(self.labels), generator=self._random(epoch, 0))
         rows = self._order[place * self.batch_size : (place + 1) * self.batch_size]
-        inputs = self.inputs.index_select(0, rows)
+        inputs, labels = self.inputs.index_select(0, rows), self.labels[rows]
         if self.augment is not None:
             inputs = self.augment(inputs, self._random(number, 1))
-        return inputs, self.labels[rows]
+        if self.relabel is not None:
+            labels = self.relabel(inputs, labels)
+        return inputs, labels
 
     def _random(self, number: int, purpose: int) -> torch.Generator:
         """A generator of its own for each epoch's order and each batch's augmentation."""

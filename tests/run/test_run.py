@@ -441,6 +441,38 @@ def test_what_is_not_a_network_or_data_is_refused_in_one_sentence(
     refused(command("run", config, "--out", tmp_path / "out", "--set", override), words)
 
 
+BLOTS = """
+import dataclasses
+import torch
+from reefknot.zoo import DATASETS
+
+def plain():
+    return DATASETS["digits"]()
+
+def blotted():
+    return dataclasses.replace(plain(), augment=lambda inputs, _: torch.zeros_like(inputs))
+
+def empty():
+    inputs, labels = plain().train
+    return dataclasses.replace(plain(), train=(torch.zeros_like(inputs), labels))
+"""
+
+
+def test_teachers_judge_the_images_that_the_model_sees(
+    dense: Path, tmp_path: Path, own_module: Any
+) -> None:
+    """To blot every image out by augmentation is as if all of them were empty."""
+    own_module("mine/blots.py", BLOTS)
+    config = digits_config(tmp_path)
+    teachers = ("--set", f'distillation.teachers=["{dense / "model.reef"}"]')
+    losses = {}
+    for name in ("plain", "blotted", "empty"):
+        out = finished(config, tmp_path / name, "--set", f"data=mine.blots:{name}", *teachers)
+        losses[name] = [row["loss"] for row in rows_of(out)]
+    assert losses["blotted"] == pytest.approx(losses["empty"], rel=1e-5)
+    assert losses["blotted"] != pytest.approx(losses["plain"], rel=1e-2)
+
+
 # -- divergence -----------------------------------------------------------------------------
 
 EXPLODING = (

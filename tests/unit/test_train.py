@@ -80,6 +80,19 @@ def test_augmentation_depends_on_the_number_of_the_batch_alone() -> None:
     assert torch.equal(INPUTS, torch.arange(24.0).reshape(12, 2))
 
 
+def test_labels_are_made_for_what_augmentation_made_of_the_inputs() -> None:
+    def fill(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.full_like(inputs, 7.0)
+
+    def soften(inputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.stack([inputs[:, 0], labels.double()], 1)
+
+    inputs, labels = Batches(INPUTS, LABELS, 4, 5, fill, soften)[2]
+    plain = Batches(INPUTS, LABELS, 4, 5)[2][1]
+    assert labels.tolist() == [[7.0, label] for label in plain.tolist()]
+    assert inputs.unique().tolist() == [7.0]
+
+
 # -- rates ----------------------------------------------------------------------------------
 
 

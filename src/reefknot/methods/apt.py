@@ -158,8 +158,26 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             if not self.refit_every:
                 group.refresh()
+        if self.schedule.target_bytes:
+            self._cut(self.schedule.bytes_to_relax)
+        for group in self.groups:
             group.fix_zeros()
         self._predicted_bytes = None
+
+    def _cut(self, file_bytes: int) -> None:
+        """Choose the zeros: so many of the smallest weights that the file has this size."""
+        magnitudes = np.sort(np.concatenate([group.magnitudes() for group in self.groups]))
+
+        def fits(zeros: int) -> bool:
+            for group in self.groups:
+                group.part_zeros(magnitudes[zeros])
+            return self._file_bytes() <= file_bytes
+
+        few, many = -1, len(magnitudes) - 1  # too large with so few zeros, and with many it fits
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (few, middle) if fits(middle) else (middle, many)
+        fits(many)
 
     def _start_through(self) -> None:
         self._free = [FreeWeights(group) for group in self.groups]

@@ -18,6 +18,7 @@ from typing import Any
 from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
 
 _LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
+_SPARE = 1.15  # how much larger than `target_bytes` the file is when relaxing begins
 _FIRST_PRICE, _LEAST_PRICE = 1e-2, 1e-3  # times the mean square of the weights
 _MOST_EXCESS = 0.2  # the price grows or falls by no more than a fifth at a time
 _STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
@@ -37,6 +38,11 @@ class Schedule:
     def relaxed(self, step: int) -> bool:
         """Whether the zeros are fixed and the L1 penalty is off."""
         return bool(self.relax_from) and step >= self.relax_from
+
+    @property
+    def bytes_to_relax(self) -> int:
+        """The size to which zeros are chosen at `relax_from`; running on tied values makes more."""
+        return round(_SPARE * self.target_bytes)
 
     def tying(self, step: int, strength: float) -> float:
         """The tying strength, which grows by the same factor at each relaxed step if asked to."""

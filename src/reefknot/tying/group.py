@@ -94,7 +94,19 @@ class Group:
         The others' centers start evenly over their range, or where k-means finds the optimum.
         """
         weights = self._gather()
-        alive = weights != 0
+        self._part(weights, weights != 0, how)
+        self._project()
+
+    def part_zeros(self, least: float) -> None:
+        """Weights below this in magnitude make the zero cluster, and k-means those of the others.
+
+        The weights themselves stay as they are.
+        """
+        weights = self._gather()
+        self._part(weights, (np.abs(weights) >= least) & (weights != 0), "kmeans")
+
+    def _part(self, weights: np.ndarray, alive: np.ndarray, how: Start) -> None:
+        """A cluster at 0 for what is not alive, k-means with K - 1 clusters on the rest."""
         values, wanted = weights[alive], self.num_clusters - 1
         assignment = np.zeros(len(weights), assignment_dtype(self.num_clusters))
         centers, zero = np.zeros(1), 0
@@ -109,7 +121,6 @@ class Group:
         self._set(centers, assignment)
         self.zero_cluster = zero
         self._ready = None
-        self._project()
 
     def start_given(self, centers: np.ndarray, assignment: np.ndarray, zero_cluster: int) -> None:
         """Clusters that were found elsewhere, of which one is exactly 0; ties to them.
@@ -269,6 +280,10 @@ class Group:
         """A member's assignment, moved along if the parameter was moved or laid out anew."""
         self.assignments[name] = ops.like(self.assignments[name], self.members[name])
         return self.assignments[name]
+
+    def magnitudes(self) -> np.ndarray:
+        """|w| of all weights, in ascending order."""
+        return np.sort(np.abs(self._gather()))
 
     def smallest_center(self) -> int:
         """The zero cluster, or what would become it: the smallest in magnitude with weights."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reefknot.errors import DataError
 from reefknot.zoo import sources
-from reefknot.zoo.data import Data, Split, shuffled, split
+from reefknot.zoo.data import Data, shuffled, split
 from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
 
 
@@ -54,14 +54,9 @@ def mnist() -> Data:
     )
 
 
-def mnist_warped(copies: int = 7) -> Data:
-    """MNIST with warped copies of each training image beside it; the paper has none."""
-    plain = mnist()
-    random = torch.Generator().manual_seed(0)
-    warped = [warp(plain.train.inputs, random) for _ in range(copies)]
-    inputs = torch.cat([plain.train.inputs, *warped])
-    labels = plain.train.labels.repeat(copies + 1)
-    return replace(plain, name="mnist-warped", train=Split(inputs, labels))
+def mnist_warped() -> Data:
+    """MNIST whose training images are warped anew whenever they are seen; the paper does not."""
+    return replace(mnist(), name="mnist-warped", augment=warp)
 
 
 def cifar10() -> Data:
@@ -104,10 +99,6 @@ def warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
     A turn of about 5 degrees, a twentieth in width and in height, a slant of a tenth, and on top
     of them points 7 pixels apart that each move by half a pixel or so; all normally distributed.
     """
-    return torch.cat([_warp(part, generator) for part in inputs.split(1000)])
-
-
-def _warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
     count, _, height, width = inputs.shape
 
     def normal(*shape: int) -> Tensor:

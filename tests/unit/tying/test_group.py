@@ -182,6 +182,19 @@ def test_a_sparse_start_leaves_zeros_alone_and_fits_the_others():
     assert weights.tolist() == pytest.approx([0.0, 2.1, 2.1, 0.0, -1.1, -1.1, 6.0])
 
 
+def test_zeros_are_parted_from_the_others_and_weights_stay():
+    weights = nn.Parameter(torch.tensor([0.0, 1.0, 1.2, -0.3, -2.0, -2.2, 0.5, 5.0]))
+    group = Group("g", [Named("w", weights)], num_clusters=4)
+    group.part_zeros(0.5)
+    assert group.centers.tolist() == pytest.approx([-2.1, 0.0, 0.9, 5.0])
+    assert group.assignments["w"].tolist() == [1, 2, 2, 1, 0, 0, 2, 3]
+    assert group.counts.tolist() == [2, 2, 3, 1]
+    assert weights[3].item() == pytest.approx(-0.3)
+    group.part_zeros(0.0)  # what is zero is no survivor
+    assert group.counts[group.zero_cluster] == 1
+    assert group.magnitudes().tolist() == pytest.approx([0.0, 0.3, 0.5, 1.0, 1.2, 2.0, 2.2, 5.0])
+
+
 def test_a_sparse_start_of_256_values_and_zero_needs_wider_indices():
     values = torch.cat([torch.zeros(3), torch.arange(1.0, 257.0)])
     group = Group("g", [Named("w", nn.Parameter(values.clone()))], num_clusters=257)
