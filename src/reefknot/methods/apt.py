@@ -6,8 +6,7 @@ Paper     sections 3 to 3.3; equation 3.
 Unaware   of the training loop, the data and the file.
 
 Soft tying adds the penalties' gradient before each step and moves the centers after it; hard
-tying replaces each weight by its cluster's mean after each step. Averaging the gradients alone
-would not do: what an optimizer remembers per weight differs inside a cluster.
+tying gives each weight its cluster's mean gradient before each step, and the mean weight after it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +91,8 @@ class _ParameterTying(TyingMethod):
                 group.start(self.settings["init"])
 
     def before_step(self, step: Step) -> None:
-        """Soft tying: add the pull to the own center and to zero."""
+        """Soft tying: add the pull to the own center and to zero. Hard tying: share gradients."""
+        super().before_step(step)
         if self.hard:
             return
         self._start()  # again, if a state from before the start was loaded

@@ -28,6 +28,7 @@ from reefknot.methods.settings import (
     selection_mistakes,
 )
 from reefknot.methods.tied import NumClusters
+from reefknot.tying.group import Shared
 from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
 
 Quality = float | Mapping[str, float]
@@ -52,6 +53,7 @@ class DeepCompression(PruningMethod):
     """
 
     name: ClassVar[str] = "deep_compression"
+    shared: ClassVar[Shared] = "sum"
 
     def __init__(
         self,
@@ -92,14 +94,6 @@ class DeepCompression(PruningMethod):
         ]
 
     # -- training ---------------------------------------------------------------------------
-
-    def before_step(self, step: Step) -> None:
-        """Soft phase: what is pruned has no gradient. Hard phase: sum gradients over clusters."""
-        super().before_step(step)
-        if not self.hard:
-            return
-        for group, grads in self._grads(step):
-            group.sum_gradients_(grads)
 
     def after_step(self, step: Step) -> None:
         """Soft phase: keep zeros, now and then prune. Hard phase: tie again."""

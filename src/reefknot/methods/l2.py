@@ -62,7 +62,8 @@ class L2(TyingMethod):
         ]
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: add the gradient of the penalty."""
+        """Soft phase: add the gradient of the penalty. Hard phase: share gradients."""
+        super().before_step(step)
         if self.hard:
             return
         for _, _, name, parameter in self._held_by(step):

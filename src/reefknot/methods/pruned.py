@@ -33,7 +33,8 @@ class PruningMethod(TyingMethod):
         self.pruned: dict[str, Tensor] = {}  # by parameter: True where it stays zero
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: what is pruned has no gradient."""
+        """Soft phase: what is pruned has no gradient. Hard phase: share gradients."""
+        super().before_step(step)
         if self.hard:
             return
         for _, _, name, parameter in self._held_by(step):

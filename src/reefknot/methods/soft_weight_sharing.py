@@ -164,7 +164,8 @@ class SoftWeightSharing(TyingMethod):
         ]
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: add the prior's gradient to the weights', and set the mixtures'."""
+        """Soft phase: add the prior's gradient, and set the mixtures'. Hard phase: share them."""
+        super().before_step(step)
         if self.hard or not step.starts_round:
             return
         for group in self.groups:

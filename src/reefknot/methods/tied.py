@@ -7,7 +7,7 @@ Unaware   of how a method brings its weights to their clusters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from reefknot.methods.method import Method, Saved, Stats, log
 from reefknot.rates import predicted_bytes
 from reefknot.state import Codebook, TiedState
 from reefknot.tensors import dtype_for, to_array
-from reefknot.tying.group import Group
+from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, original_name, select
 
 NumClusters = int | Mapping[str, int]
@@ -30,9 +30,14 @@ NumClusters = int | Mapping[str, int]
 class TyingMethod(Method):
     """A method whose weights end in clusters: `groups` holds them.
 
-    A group may wait for its clusters until `harden`. From then on every optimizer step is
-    followed by each weight going to its cluster's mean, and zeros stay zero.
+    A group may wait for its clusters until `harden`. From then on every weight has the gradient
+    that its cluster has in the mean (`shared`), and goes to the cluster's mean after each optimizer
+    step; zeros stay zero. The gradients alone would not do, since what an optimizer remembers
+    differs inside a cluster; nor would the means, since the mean of steps that an optimizer has
+    scaled for each weight need not lead downhill.
     """
+
+    shared: ClassVar[Shared] = "mean"
 
     def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
         found = self.mistakes(settings)
@@ -72,6 +77,13 @@ class TyingMethod(Method):
         if idle:
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
         return self
+
+    def before_step(self, step: Step) -> None:
+        """Hard phase: all weights of a cluster get the same gradient."""
+        super().before_step(step)
+        if self.hard:
+            for group, grads in self._grads(step):
+                group.share_gradients_(grads, self.shared)
 
     def after_step(self, step: Step) -> None:
         """Hard phase: tie again."""

@@ -20,6 +20,7 @@ from reefknot.tying import ops
 from reefknot.tying.selection import Named
 
 Start = Literal["even", "kmeans"]
+Shared = Literal["mean", "sum"]
 PIECE = 1 << 20
 
 
@@ -247,14 +248,23 @@ class Group:
             self._zeros_stay, self._ready = True, None  # blocks can be skipped from now on
         self._project()
 
-    def sum_gradients_(self, grads: Mapping[str, Tensor]) -> None:
-        """Each of these gradients becomes the sum over its cluster; in the zero cluster, zero."""
-        held = [ops.Held(g, ops.like(self.assignment(name), g)) for name, g in grads.items()]
+    def share_gradients_(self, grads: Mapping[str, Tensor], how: Shared) -> None:
+        """Each of these gradients becomes its cluster's mean, or sum; in the zero cluster, zero."""
+        held = []
+        for (name, parameter), own in zip(self.members.items(), self._tensors().held, strict=True):
+            if (grad := grads.get(name)) is not None:
+                dead = own.dead if grad.stride() == parameter.stride() else None
+                held.append(ops.Held(grad, ops.like(own.assignment, grad), dead))
         tensors = ops.Tensors(held)
-        sums = ops.cluster_totals(tensors, len(self.centers))
+        shared = ops.cluster_totals(tensors, len(self.centers))
+        if how == "mean":
+            counts = self.counts
+            if len(held) < len(self.members):
+                counts = np.sum([c for name, c in self.tensor_counts() if name in grads], axis=0)
+            shared /= np.maximum(counts, 1)
         if self.zero_cluster is not None:
-            sums[self.zero_cluster] = 0.0
-        ops.project_(tensors, sums)
+            shared[self.zero_cluster] = 0.0
+        ops.project_(tensors, shared)
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""

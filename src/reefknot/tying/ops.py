@@ -199,7 +199,9 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     if unit is None:
         largest = max(float(w.abs().max()) for w, _, _ in tensors.held if w.numel())
         if not np.isfinite(largest):
-            raise DivergedError("a weight is not finite any more; lower the rate or the strengths")
+            raise DivergedError(
+                "a weight or a gradient is not finite any more; lower the rate or the strengths"
+            )
         unit = loops.unit_above(np.array([largest]))
     return 2.0**bits / unit, 2.0**bits
 

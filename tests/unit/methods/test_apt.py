@@ -235,3 +235,16 @@ def test_hardening_at_once_still_gives_every_cluster():
     tie = SparseAPT(model, num_clusters=64)
     tie.harden()
     assert len(tie.finish().codebooks[0]) == 64
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adadelta, torch.optim.RMSprop])
+def test_a_shared_value_goes_downhill_with_optimizers_that_scale_each_step(kind):
+    model = nn.ParameterDict({"w": nn.Parameter(torch.tensor([1.0, 1.0, 1.0, 3.0]))})
+    optimizer = kind(model.parameters(), lr=0.1)
+    tie = APT(model, 2, init="kmeans").attach(optimizer)
+    tie.harden()
+    # Two of the three want to grow, but their sum is steeper the other way.
+    model["w"].grad = torch.tensor([10.0, -1.0, -1.0, 0.0])
+    optimizer.step()
+    assert model["w"][0].item() < 1.0
+    assert model["w"].tolist() == [*[model["w"][0].item()] * 3, 3.0]

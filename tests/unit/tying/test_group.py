@@ -222,8 +222,21 @@ def test_gradients_are_summed_over_clusters_in_any_layout():
             group = Group("g", [Named("w", held)], 3)
             group.start_sparse("even")
             grad = grads.to(memory_format=of_grads, copy=True)
-            group.sum_gradients_({"w": grad})
+            group.share_gradients_({"w": grad}, "sum")
             assert torch.allclose(grad, expected, rtol=1e-6)
+
+
+def test_a_mean_gradient_is_that_of_the_gradients_that_are_there():
+    one, other = nn.Parameter(torch.tensor([1.0, 0.0, 2.0])), nn.Parameter(torch.tensor([2.0, 2.0]))
+    group = Group("g", [Named("one", one), Named("other", other)], 3)
+    group.start_sparse("even")
+    grads = {"one": torch.tensor([5.0, 7.0, 1.0]), "other": torch.tensor([2.0, 6.0])}
+    group.share_gradients_(grads, "mean")
+    assert grads["one"].tolist() == [5.0, 0.0, 3.0]
+    assert grads["other"].tolist() == [3.0, 3.0]
+    part = {"other": torch.tensor([2.0, 6.0])}  # what another optimizer moves does not count
+    group.share_gradients_(part, "mean")
+    assert part["other"].tolist() == [4.0, 4.0]
 
 
 def test_given_clusters_are_tied_to_and_one_is_zero():
