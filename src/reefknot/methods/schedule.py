@@ -20,7 +20,8 @@ from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
 _LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
 _SPARE = 1.15  # how much larger than `target_bytes` the file is when relaxing begins
 _FIRST_PRICE, _LEAST_PRICE = 1e-2, 1e-3  # times the mean square of the weights
-_MOST_EXCESS = 0.2  # the price grows or falls by no more than a fifth at a time
+_IN_TIME = 1.5  # the size is reached after two thirds of the way, while weights still move
+_GAIN, _MOST_GROWTH = 2.0, 0.2  # of the price's logarithm: for each excess of the file's, at most
 _STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
 
 
@@ -68,9 +69,9 @@ class Schedule:
 class Price:
     """The price of a bit: it grows evenly to `bit_price`, or as the file's size asks for.
 
-    With `target_bytes` the file shall shrink by the same factor at each step until relaxing is
-    over, and stay at its size from then on. At each look the price grows if the file is too large,
-    and falls if it is too small.
+    With `target_bytes` the file shall shrink by the same factor at each step until two thirds of
+    relaxing on tied values are over, and stay at its size from then on. At each look the price
+    grows if the file is too large, and falls if it is too small.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -92,10 +93,10 @@ class Price:
 
     def follow(self, step: int, file_bytes: int) -> None:
         """Make the price fit the size that the file would have now."""
-        done = self.schedule.through(step)
+        done = min(1.0, _IN_TIME * self.schedule.through(step))
         wanted = self.first_bytes ** (1 - done) * self.schedule.target_bytes**done
-        excess = math.log(file_bytes / wanted)
-        factor = math.exp(max(-_MOST_EXCESS, min(_MOST_EXCESS, excess)))
+        growth = _GAIN * math.log(file_bytes / wanted)
+        factor = math.exp(max(-_MOST_GROWTH, min(_MOST_GROWTH, growth)))
         self.followed = max(self.least, self.followed * factor)
 
     def state_dict(self) -> dict[str, float]:

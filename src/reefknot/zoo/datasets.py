@@ -97,12 +97,15 @@ def warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
     """Turn, stretch, slant and bend each image a little, as another hand would have written it.
 
     A turn of about 5 degrees, a twentieth in width and in height, a slant of a tenth, and on top
-    of them points 7 pixels apart that each move by half a pixel or so; all normally distributed.
+    of them points 7 pixels apart that each move by half a pixel or so, all normally distributed;
+    for each image times a number between 0 and 1, so that some stay nearly as they are.
     """
     count, _, height, width = inputs.shape
+    share = torch.rand(count, generator=generator)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(count, *shape, generator=generator)
+        drawn = torch.randn(count, *shape, generator=generator)
+        return drawn * share.view(-1, *[1] * len(shape))
 
     turn, slant, (wide, high) = 0.09 * normal(), 0.1 * normal(), (0.05 * normal(2)).exp().T
     cos, sin, zero = turn.cos(), turn.sin(), torch.zeros(count)

@@ -39,10 +39,10 @@ def test_a_price_that_follows_a_size_grows_while_the_file_is_too_large():
     price = Price(Schedule(relax_from=10, relax_steps=100, through_from=10, target_bytes=100))
     price.start(400, mean_square=0.5)
     assert price.at(10) == pytest.approx(0.005)
-    price.follow(60, 220)  # half of the way: 200 bytes are wanted
-    assert price.at(60) == pytest.approx(0.005 * 1.1)
-    price.follow(110, 500)  # five times as large as it should be, but a fifth at a time
-    assert price.at(110) == pytest.approx(0.0055 * math.exp(0.2))
+    price.follow(43.333333, 202)  # half of the way in time: 200 bytes are wanted
+    assert price.at(60) == pytest.approx(0.005 * 1.01**2, rel=1e-4)
+    price.follow(80, 500)  # five times as large as it should be, but a fifth at a time
+    assert price.at(80) == pytest.approx(0.005 * 1.01**2 * math.exp(0.2), rel=1e-4)
 
 
 def test_a_price_that_is_not_needed_falls_to_a_tenth_and_can_come_back():
@@ -55,4 +55,4 @@ def test_a_price_that_is_not_needed_falls_to_a_tenth_and_can_come_back():
     other.load_state_dict(price.state_dict())
     for one in (price, other):
         one.follow(110, 110)
-    assert price.at(110) == other.at(110) == pytest.approx(0.00055)
+    assert price.at(110) == other.at(110) == pytest.approx(0.0005 * 1.1**2)

@@ -272,9 +272,11 @@ def test_a_warp_moves_a_point_by_about_a_pixel_and_on_average_not_at_all() -> No
     places = torch.stack([shares.sum((1, 3)) @ pixels, shares.sum((1, 2)) @ pixels], 1)
     moved = places - torch.tensor([10.0, 20.0])
     assert (moved.mean(0).abs() < 0.1).all()
-    # Down: a twentieth of 3.5, 0.09 of 6.5, points 0.6 at most: 0.17, 0.59 and below 0.6.
+    # Down: a twentieth of 3.5, 0.09 of 6.5, points 0.6 at most: 0.17, 0.59 and below 0.6, at full
+    # strength; over strengths from 0 to 1 the root mean square is 0.58 of that.
     # Across: a twentieth of 6.5, 0.09 and a tenth of 3.5: 0.33, 0.31, 0.35 and below 0.6.
-    assert ((moved.std(0) > 0.5) & (moved.std(0) < 0.9)).all()
+    assert ((moved.std(0) > 0.3) & (moved.std(0) < 0.52)).all()
+    assert (moved.abs() < 0.1).all(1).float().mean() > 0.05  # some hardly move
 
 
 def test_a_warp_draws_from_its_generator_only_and_leaves_an_even_image_even() -> None:
