@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import logging
 import os
 import struct
@@ -272,11 +273,9 @@ def test_a_warp_moves_a_point_by_about_a_pixel_and_on_average_not_at_all() -> No
     places = torch.stack([shares.sum((1, 3)) @ pixels, shares.sum((1, 2)) @ pixels], 1)
     moved = places - torch.tensor([10.0, 20.0])
     assert (moved.mean(0).abs() < 0.1).all()
-    # Down: a twentieth of 3.5, 0.09 of 6.5, points 0.6 at most: 0.17, 0.59 and below 0.6, at full
-    # strength; over strengths from 0 to 1 the root mean square is 0.58 of that.
+    # Down: a twentieth of 3.5, 0.09 of 6.5, points 0.6 at most: 0.17, 0.59 and below 0.6.
     # Across: a twentieth of 6.5, 0.09 and a tenth of 3.5: 0.33, 0.31, 0.35 and below 0.6.
-    assert ((moved.std(0) > 0.3) & (moved.std(0) < 0.52)).all()
-    assert (moved.abs() < 0.1).all(1).float().mean() > 0.05  # some hardly move
+    assert ((moved.std(0) > 0.5) & (moved.std(0) < 0.9)).all()
 
 
 def test_a_warp_draws_from_its_generator_only_and_leaves_an_even_image_even() -> None:
@@ -290,13 +289,22 @@ def test_a_warp_draws_from_its_generator_only_and_leaves_an_even_image_even() ->
     assert torch.allclose(warp(even, torch.Generator()), even)
 
 
-def test_warped_mnist_is_mnist_with_an_augmentation(tmp_path: Path) -> None:
+def test_warped_mnist_has_seven_copies_of_the_training_images_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     write_mnist(tmp_path, gzipped=False)
     plain, warped = DATASETS["mnist"](), DATASETS["mnist-warped"]()
+    number = len(plain.train.labels)
     assert warped.name == "mnist-warped"
-    assert (plain.augment, warped.augment) == (None, warp)
-    for part in ("train", "validation", "test"):
-        assert torch.equal(getattr(warped, part).inputs, getattr(plain, part).inputs)
+    assert warped.augment is None
+    assert torch.equal(warped.train.inputs[:number], plain.train.inputs)
+    assert torch.equal(warped.train.labels, plain.train.labels.repeat(8))
+    copies = warped.train.inputs.reshape(8, number, 1, 28, 28)
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(copies))
+    assert plain.test is not None
+    assert warped.test is not None
+    assert torch.equal(warped.validation.inputs, plain.validation.inputs)
+    assert torch.equal(warped.test.inputs, plain.test.inputs)
 
 
 @pytest.mark.mnist
