@@ -181,7 +181,7 @@ def ablations() -> str:
 
 # The recipes of the README's table, by network.
 SMALL = {
-    "lenet-300-100": ("sparse_apt-350x", "sparse_apt-150x"),
+    "lenet-300-100": ("sparse_apt-300x", "sparse_apt-150x"),
     "lenet-5-caffe": ("sparse_apt-555x", "sparse_apt-1500x"),
 }
 
