@@ -86,6 +86,11 @@ class Batches:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        inputs, labels = self.without_teachers(number)
+        return inputs, labels if self.relabel is None else self.relabel(inputs, labels)
+
+    def without_teachers(self, number: int) -> tuple[Tensor, Tensor]:
+        """A batch with the labels as they were given."""
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
@@ -94,8 +99,6 @@ class Batches:
         inputs, labels = self.inputs.index_select(0, rows), self.labels[rows]
         if self.augment is not None:
             inputs = self.augment(inputs, self._random(number, 1))
-        if self.relabel is not None:
-            labels = self.relabel(inputs, labels)
         return inputs, labels
 
     def _random(self, number: int, purpose: int) -> torch.Generator:
@@ -185,7 +188,7 @@ def refresh_batchnorm(model: nn.Module, batches: Batches, num_batches: int = 100
         norm.momentum = None  # a plain average over all that follow
     with torch.no_grad():
         for number in range(min(num_batches, batches.per_epoch)):
-            model(batches[number][0])
+            model(batches.without_teachers(number)[0])
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train(was_training)

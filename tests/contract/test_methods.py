@@ -176,3 +176,18 @@ def test_after_finishing_the_optimizer_is_free(name, make):
     step = method.step
     optimizer.step()
     assert method.step == step
+
+
+def test_in_the_hard_phase_tied_weights_share_their_gradient(name, make):
+    model, method, _ = parts(name, make)
+    optimizer = torch.optim.Adam(method.parameter_groups(), lr=1e-3)
+    method.attach(optimizer)
+    go(model, method, optimizer, stop=7)
+    for group in getattr(method, "groups", []):
+        for parameter in group.members.values():
+            parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for group in getattr(method, "groups", []):
+        grads = torch.cat([p.grad.flatten() for p in group.members.values()])
+        clusters = torch.cat([group.assignment(n).flatten() for n in group.members])
+        assert all(len(grads[clusters == k].unique()) == 1 for k in clusters.unique())

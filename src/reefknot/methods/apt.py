@@ -17,9 +17,10 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from reefknot.errors import ConfigError
 from reefknot.format import encode
 from reefknot.methods.hooks import Step
-from reefknot.methods.method import Saved, Stats
+from reefknot.methods.method import Saved, Stats, log
 from reefknot.methods.schedule import Price, Schedule, schedule_mistakes
 from reefknot.methods.settings import (
     choice_mistakes,
@@ -81,6 +82,7 @@ class _ParameterTying(TyingMethod):
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Begin soft tying with these optimizers; see `Method.attach`."""
+        self._check_target()
         super().attach(*optimizers)
         self._start()
         return self
@@ -165,7 +167,10 @@ class _ParameterTying(TyingMethod):
         self._predicted_bytes = None
 
     def _cut(self, file_bytes: int) -> None:
-        """Choose the zeros: so many of the smallest weights that the file has this size."""
+        """Choose the zeros: so many of the smallest weights that the file has this size.
+
+        Half of them at least: with fewer zeros, more of them need not make the file smaller.
+        """
         magnitudes = np.sort(np.concatenate([group.magnitudes() for group in self.groups]))
 
         def fits(zeros: int) -> bool:
@@ -173,11 +178,31 @@ class _ParameterTying(TyingMethod):
                 group.part_zeros(magnitudes[zeros])
             return self._file_bytes() <= file_bytes
 
-        few, many = -1, len(magnitudes) - 1  # too large with so few zeros, and with many it fits
-        while many - few > 1:
+        few, many = len(magnitudes) // 2 - 1, len(magnitudes) - 1
+        while many - few > 1:  # too large with few zeros, and with many it fits
             middle = (few + many) // 2
             few, many = (few, middle) if fits(middle) else (middle, many)
-        fits(many)
+        if not fits(many):
+            log.warning("no choice of zeros gives a file of %d bytes", file_bytes)
+        for group in self.groups:
+            if not group.counts[np.arange(len(group.counts)) != group.zero_cluster].any():
+                log.warning("all weights of group %r are zero now", group.name)
+
+    def _check_target(self) -> None:
+        """A size that zeros alone cannot give is refused before it ruins the network."""
+        target = self.schedule.target_bytes
+        if not target or any(group.assignments for group in self.groups):
+            return
+        for group in self.groups:
+            group.part_zeros(np.inf)
+        least = self._file_bytes()
+        for group in self.groups:
+            group.forget()
+        if least > target:
+            raise ConfigError(
+                f"target_bytes is {target:,}, but with all tied weights at zero the file still has "
+                f"{least:,} bytes; raise it, or tie more parameters (include, exclude)"
+            )
 
     def _start_through(self) -> None:
         self._free = [FreeWeights(group) for group in self.groups]
@@ -400,9 +425,11 @@ class SparseAPT(_ParameterTying):
             bits, where bits is what value and place cost in the file, roughly, and nothing for
             zero. It grows evenly from 0 until `relax_steps` after `relax_from`. What a place costs
             is renewed every `refit_every` steps. 0 is the nearest value.
-        target_bytes: instead of a price, the size that the file shall have: the price then follows
-            the size that the coder would give the file, which is looked at a hundred times until
-            `relax_steps` after `relax_from`, and as often from then on. 0 for none.
+        target_bytes: instead of a price, the size that the file shall have. At `relax_from` the
+            smallest weights become zero, so many that the coder would write 15 % more; weights
+            that L1 had made zero come back if there is room. Then the price follows what the coder
+            would write, which is looked at a hundred times until `relax_steps` after `relax_from`,
+            and as often from then on. 0 for none.
         center_bits: how many bits of each center's fraction `finish` keeps, which makes the
             codebook smaller; None keeps all.
     """

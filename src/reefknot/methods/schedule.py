@@ -136,3 +136,5 @@ def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
         yield "target_bytes finds the price of a bit by itself: give it or bit_price, not both"
     for key in prices if not through else ():
         yield f"{key} needs through_from, the step at which the price begins to grow"
+    if settings.get("target_bytes") and not settings.get("relax_steps"):
+        yield "target_bytes needs relax_steps, in which the size is reached"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
@@ -81,9 +81,10 @@ class TyingMethod(Method):
     def before_step(self, step: Step) -> None:
         """Hard phase: all weights of a cluster get the same gradient."""
         super().before_step(step)
-        if self.hard:
-            for group, grads in self._grads(step):
-                group.share_gradients_(grads, self.shared)
+        if not self.hard or (self.shared == "mean" and type(step.optimizer) is SGD):
+            return  # the mean of the steps of SGD is the step of the mean
+        for group, grads in self._grads(step):
+            group.share_gradients_(grads, self.shared)
 
     def after_step(self, step: Step) -> None:
         """Hard phase: tie again."""

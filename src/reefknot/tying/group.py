@@ -249,12 +249,18 @@ class Group:
         self._project()
 
     def share_gradients_(self, grads: Mapping[str, Tensor], how: Shared) -> None:
-        """Each of these gradients becomes its cluster's mean, or sum; in the zero cluster, zero."""
-        held = []
+        """Each of these gradients becomes its cluster's mean, or sum; in the zero cluster, zero.
+
+        What is below 1e-9 of the largest gradient does not count.
+        """
+        held, copies = [], []
         for (name, parameter), own in zip(self.members.items(), self._tensors().held, strict=True):
             if (grad := grads.get(name)) is not None:
-                dead = own.dead if grad.stride() == parameter.stride() else None
-                held.append(ops.Held(grad, ops.like(own.assignment, grad), dead))
+                same = grad.to(self.dtype)
+                dead = own.dead if same.stride() == parameter.stride() else None
+                held.append(ops.Held(same, ops.like(own.assignment, same), dead))
+                if same is not grad:
+                    copies.append((grad, same))
         tensors = ops.Tensors(held)
         shared = ops.cluster_totals(tensors, len(self.centers))
         if how == "mean":
@@ -265,6 +271,8 @@ class Group:
         if self.zero_cluster is not None:
             shared[self.zero_cluster] = 0.0
         ops.project_(tensors, shared)
+        for grad, same in copies:
+            grad.copy_(same)
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""

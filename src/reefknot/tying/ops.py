@@ -197,7 +197,7 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     dtype = tensors.held[0].weights.dtype
     bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
-        largest = max(float(w.abs().max()) for w, _, _ in tensors.held if w.numel())
+        largest = np.max([float(w.abs().max()) for w, _, _ in tensors.held if w.numel()])
         if not np.isfinite(largest):
             raise DivergedError(
                 "a weight or a gradient is not finite any more; lower the rate or the strengths"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import APT, ConfigError, SparseAPT, TyingError
+from reefknot import APT, ConfigError, DivergedError, SparseAPT, TyingError
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))
@@ -248,3 +248,14 @@ def test_a_shared_value_goes_downhill_with_optimizers_that_scale_each_step(kind)
     optimizer.step()
     assert model["w"][0].item() < 1.0
     assert model["w"].tolist() == [*[model["w"][0].item()] * 3, 3.0]
+
+
+@pytest.mark.parametrize("name", ["0.weight", "2.bias"])
+def test_a_gradient_that_is_not_finite_is_refused_in_hard_tying(name):
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    SparseAPT(model, 4).attach(optimizer).harden()
+    cross_entropy(model(INPUTS), LABELS).backward()
+    model.get_parameter(name).grad.view(-1)[0] = float("nan")
+    with pytest.raises(DivergedError, match="gradient is not finite"):
+        optimizer.step()

@@ -292,7 +292,8 @@ def test_the_smallest_weights_of_all_groups_are_cut():
         {"a": nn.Parameter(values[::2].clone()), "b": nn.Parameter(-values[1::2])}
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings = {"relax_from": 1, "through_from": 1, "target_bytes": 90, "scope": "tensor"}
+    settings = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "scope": "tensor"}
+    settings |= {"target_bytes": 90}
     tie = SparseAPT(model, 3, 0.0, 0.0, **settings).attach(optimizer)
     tie._cut(90)
     alive = {g.name: g.assignments[g.name] != g.zero_cluster for g in tie.groups}
@@ -303,7 +304,36 @@ def test_the_smallest_weights_of_all_groups_are_cut():
     assert sum(int((g.assignments[g.name] != g.zero_cluster).sum()) for g in tie.groups) == 1
 
 
-@pytest.mark.parametrize("target", [200, 270])
+def test_a_size_below_that_of_what_is_not_tied_is_refused_at_once():
+    model = wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "exclude": "0.weight"}
+    tie = SparseAPT(model, 5, target_bytes=1000, **settings)
+    with pytest.raises(ConfigError, match=r"target_bytes is 1,000, but .* still has 2,\d+ bytes"):
+        tie.attach(optimizer)
+    SparseAPT(model, 5, target_bytes=3200, **settings).attach(optimizer)
+
+
+def test_a_size_with_room_for_all_leaves_half_of_the_weights_zero():
+    settings = AT_A_SIZE | {"relax_steps": 520, "target_bytes": 10**6}
+    model, optimizer, _ = started(wide, **settings)
+    go(model, optimizer, 20)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert int((weights == 0).sum()) == len(weights) // 2
+
+
+def test_a_group_that_a_size_leaves_nothing_of_is_logged(caplog):
+    big, small = torch.randn(2000), 0.01 * torch.randn(200)
+    model = nn.ParameterDict({"big": nn.Parameter(big), "small": nn.Parameter(small)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "target_bytes": 300}
+    SparseAPT(model, 5, scope="tensor", **settings).attach(optimizer)._cut(300)
+    assert [record.getMessage() for record in caplog.records] == [
+        "all weights of group 'small' are zero now"
+    ]
+
+
+@pytest.mark.parametrize("target", [130, 200, 230])
 def test_the_price_of_a_bit_brings_the_file_to_its_size(target):
     settings = AT_A_SIZE | {"relax_steps": 520, "target_bytes": target, "refit_every": 50}
     model, optimizer, tie = started(wide, **settings)
@@ -331,7 +361,7 @@ def test_a_size_and_a_price_are_not_given_together():
     with pytest.raises(ConfigError, match=r"target_bytes finds the price .* not both"):
         SparseAPT(net(), **THROUGH | {"target_bytes": 100})
     with pytest.raises(ConfigError, match="target_bytes needs through_from"):
-        SparseAPT(net(), target_bytes=100)
+        SparseAPT(net(), target_bytes=100, relax_steps=10)
 
 
 def test_l1_is_stronger_where_a_weight_costs_more_bits():
@@ -376,6 +406,7 @@ def test_finish_keeps_so_many_bits_of_each_center():
         ({"through_from": 3, "relax_from": 1, "distance": "l1"}, "through_from needs distance"),
         ({"through_from": 3, "relax_from": 4}, "through_from must not be before relax_from"),
         ({"bit_price": 1e-3}, "bit_price needs through_from"),
+        ({"target_bytes": 9, "through_from": 1, "relax_from": 1}, "target_bytes needs relax_steps"),
         ({"center_bits": True}, "center_bits must be a whole number"),
         ({"rate_power": -1.0}, "rate_power must be a number of at least 0"),
         ({"rate_power": 1.0, "l1_step": "proximal"}, "rate_power needs l1_step"),

@@ -226,6 +226,31 @@ def test_gradients_are_summed_over_clusters_in_any_layout():
             assert torch.allclose(grad, expected, rtol=1e-6)
 
 
+def test_blocks_of_zeros_are_skipped_in_the_layout_of_the_weights_only():
+    weights = torch.zeros(16, 16, 3, 3)
+    weights[3, 5] = 1.0
+    grads = torch.randn(16, 16, 3, 3, generator=torch.Generator().manual_seed(1))
+    expected = torch.where(weights == 1, grads[3, 5].mean(), 0.0)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        group = Group("g", [Named("w", nn.Parameter(weights.clone()))], 2)
+        group.start_sparse("even")
+        group.harden(zero_cluster=True)
+        grad = grads.to(memory_format=layout, copy=True)
+        group.share_gradients_({"w": grad}, "mean")
+        assert torch.allclose(grad, expected, atol=1e-6)
+
+
+def test_gradients_of_another_type_are_shared_too():
+    one, other = nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([2.0, 2.0]))
+    group = Group("g", [Named("one", one), Named("other", other)], 2)
+    group.start("kmeans")
+    grads = {"one": torch.tensor([5.0, 1.0]), "other": torch.tensor([2.0, 6.0]).double()}
+    group.share_gradients_(grads, "mean")
+    assert grads["one"].tolist() == [5.0, 3.0]
+    assert grads["other"].tolist() == [3.0, 3.0]
+    assert grads["other"].dtype == torch.float64
+
+
 def test_a_mean_gradient_is_that_of_the_gradients_that_are_there():
     one, other = nn.Parameter(torch.tensor([1.0, 0.0, 2.0])), nn.Parameter(torch.tensor([2.0, 2.0]))
     group = Group("g", [Named("one", one), Named("other", other)], 3)
