@@ -9,6 +9,7 @@ Soft tying adds the penalties' gradient before each step and moves the centers a
 tying gives each weight its cluster's mean gradient before each step, and the mean weight after it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
@@ -167,25 +168,32 @@ class _ParameterTying(TyingMethod):
         self._predicted_bytes = None
 
     def _cut(self, file_bytes: int) -> None:
-        """Choose the zeros: so many of the smallest weights that the file has this size.
+        """Choose the survivors: as many of the largest weights as give a file of this size.
 
-        Half of them at least: with fewer zeros, more of them need not make the file smaller.
+        At most twice as many as survive without a size: far beyond that, more of them can make the
+        file smaller, since they are so small that they have one value.
         """
-        magnitudes = np.sort(np.concatenate([group.magnitudes() for group in self.groups]))
+        magnitudes = np.sort(np.concatenate([group.magnitudes() for group in self.groups]))[::-1]
+        usual = sum(int(group.counts[self._alive(group)].sum()) for group in self.groups)
 
-        def fits(zeros: int) -> bool:
+        def fits(survivors: int) -> bool:
+            most = magnitudes[survivors] if survivors < len(magnitudes) else 0.0
             for group in self.groups:
-                group.part_zeros(magnitudes[zeros])
+                group.part_zeros(most)
             return self._file_bytes() <= file_bytes
 
-        few, many = len(magnitudes) // 2 - 1, len(magnitudes) - 1
-        while many - few > 1:  # too large with few zeros, and with many it fits
+        few, many = 0, min(usual, len(magnitudes))
+        while many and fits(many):
+            few, many = many, min(math.ceil(1.1 * many), 2 * usual, len(magnitudes))
+            if few == many:
+                break
+        while many - few > 1:  # a few fit, many are too large
             middle = (few + many) // 2
-            few, many = (few, middle) if fits(middle) else (middle, many)
-        if not fits(many):
+            few, many = (middle, many) if fits(middle) else (few, middle)
+        if not fits(few):
             log.warning("no choice of zeros gives a file of %d bytes", file_bytes)
         for group in self.groups:
-            if not group.counts[np.arange(len(group.counts)) != group.zero_cluster].any():
+            if not self._alive(group).any():
                 log.warning("all weights of group %r are zero now", group.name)
 
     def _check_target(self) -> None:
@@ -426,8 +434,8 @@ class SparseAPT(_ParameterTying):
             zero. It grows evenly from 0 until `relax_steps` after `relax_from`. What a place costs
             is renewed every `refit_every` steps. 0 is the nearest value.
         target_bytes: instead of a price, the size that the file shall have. At `relax_from` the
-            smallest weights become zero, so many that the coder would write 15 % more; weights
-            that L1 had made zero come back if there is room. Then the price follows what the coder
+            smallest weights become zero, so many that the coder would write 15 % more; up to
+            as many as survive L1 come back if there is room. Then the price follows what the coder
             would write, which is looked at a hundred times until `relax_steps` after `relax_from`,
             and as often from then on. 0 for none.
         center_bits: how many bits of each center's fraction `finish` keeps, which makes the

@@ -98,13 +98,13 @@ class Group:
         self._part(weights, weights != 0, how)
         self._project()
 
-    def part_zeros(self, least: float) -> None:
-        """Weights below this in magnitude make the zero cluster, and k-means those of the others.
+    def part_zeros(self, most: float) -> None:
+        """Weights up to this magnitude make the zero cluster, and k-means those of the others.
 
         The weights themselves stay as they are.
         """
         weights = self._gather()
-        self._part(weights, (np.abs(weights) >= least) & (weights != 0), "kmeans")
+        self._part(weights, np.abs(weights) > most, "kmeans")
 
     def _part(self, weights: np.ndarray, alive: np.ndarray, how: Start) -> None:
         """A cluster at 0 for what is not alive, k-means with K - 1 clusters on the rest."""

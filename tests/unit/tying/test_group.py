@@ -185,7 +185,7 @@ def test_a_sparse_start_leaves_zeros_alone_and_fits_the_others():
 def test_zeros_are_parted_from_the_others_and_weights_stay():
     weights = nn.Parameter(torch.tensor([0.0, 1.0, 1.2, -0.3, -2.0, -2.2, 0.5, 5.0]))
     group = Group("g", [Named("w", weights)], num_clusters=4)
-    group.part_zeros(0.5)
+    group.part_zeros(0.3)
     assert group.centers.tolist() == pytest.approx([-2.1, 0.0, 0.9, 5.0])
     assert group.assignments["w"].tolist() == [1, 2, 2, 1, 0, 0, 2, 3]
     assert group.counts.tolist() == [2, 2, 3, 1]
