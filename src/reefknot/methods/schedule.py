@@ -18,7 +18,7 @@ from typing import Any
 from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
 
 _LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
-_SPARE = 1.15  # how much larger than `target_bytes` the file is when relaxing begins
+_SPARE = 1.08  # how much larger than `target_bytes` the file is when relaxing begins
 _FIRST_PRICE, _LEAST_PRICE = 1e-2, 1e-3  # times the mean square of the weights
 _IN_TIME = 1.5  # the size is reached after two thirds of the way, while weights still move
 _GAIN, _MOST_GROWTH = 2.0, 0.2  # of the price's logarithm: for each excess of the file's, at most
