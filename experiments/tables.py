@@ -72,6 +72,7 @@ ABLATIONS = {
 }
 BEYOND = {
     "sparse_apt-350x": "K = 7, tied values in front, to a size (`sparse_apt-350x`)",
+    "sparse_apt-400x": "the same to a smaller one (`sparse_apt-400x`)",
     "sparse_apt-150x": "the same with less L1 (`sparse_apt-150x`)",
 }
 SEEDS = (0, 1, 2)  # of a row; others show how well a recipe repeats
