@@ -75,7 +75,6 @@ BEYOND = {
     "sparse_apt-400x": "the same to a smaller one (`sparse_apt-400x`)",
     "sparse_apt-150x": "the same with less L1 (`sparse_apt-150x`)",
 }
-SEEDS = (0, 1, 2)  # of a row; others show how well a recipe repeats
 NUM_VALIDATION, NUM_TEST = 6_000, 10_000  # of MNIST
 
 
@@ -111,12 +110,11 @@ def runs() -> Iterator[Run]:
         yield Run(path.parent, json.loads(path.read_text()), json.dumps(config, sort_keys=True))
 
 
-def recipes(*, new_seeds: bool = False) -> dict[tuple[str, str], list[Run]]:
-    """The runs of each network and recipe with the seeds of a row, or with other ones."""
+def recipes() -> dict[tuple[str, str], list[Run]]:
+    """The runs of each network and recipe."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs():
-        if (run.record["seed"] not in SEEDS) == new_seeds:
-            found.setdefault((run.record["network"], run.name), []).append(run)
+        found.setdefault((run.record["network"], run.name), []).append(run)
     return dict(sorted(found.items()))
 
 
@@ -212,27 +210,6 @@ def small() -> str:
     return "\n".join(lines)
 
 
-def repeats() -> str:
-    """What a recipe gave for a new seed, beside the mean of its row."""
-    lines = [
-        "| network | recipe | bytes | bytes, new seed | difference | error % | error %, new seed |",
-        "|" + " --- |" * 7,
-    ]
-    rows = recipes()
-    for key, group in recipes(new_seeds=True).items():
-        expected, found = _mean(rows[key], "file_bytes"), _mean(group, "file_bytes")
-        cells = [
-            *key,
-            f"{expected:,.0f}",
-            f"{found:,.0f}",
-            f"{100 * (found / expected - 1):+.1f} %",
-            f"{_mean(rows[key], 'test_error'):.2f}",
-            f"{_mean(group, 'test_error'):.2f}",
-        ]
-        lines.append(_line(cells))
-    return "\n".join(lines)
-
-
 def written(text: str) -> str:
     """A document with each table between its marks as the records have it now."""
     for mark, make in MARKS.items():
@@ -243,7 +220,7 @@ def written(text: str) -> str:
     return text
 
 
-MARKS = {"table": table, "ablations": ablations, "small": small, "repeats": repeats}
+MARKS = {"table": table, "ablations": ablations, "small": small}
 
 
 def _held_out(run: Run) -> float:

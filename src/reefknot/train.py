@@ -86,11 +86,11 @@ class Batches:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        inputs, labels = self.without_teachers(number)
+        inputs, labels = self.before_relabel(number)
         return inputs, labels if self.relabel is None else self.relabel(inputs, labels)
 
-    def without_teachers(self, number: int) -> tuple[Tensor, Tensor]:
-        """A batch with the labels as they were given."""
+    def before_relabel(self, number: int) -> tuple[Tensor, Tensor]:
+        """The batch as `relabel` gets it."""
         epoch, place = divmod(number, self.per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
@@ -188,7 +188,7 @@ def refresh_batchnorm(model: nn.Module, batches: Batches, num_batches: int = 100
         norm.momentum = None  # a plain average over all that follow
     with torch.no_grad():
         for number in range(min(num_batches, batches.per_epoch)):
-            model(batches.without_teachers(number)[0])
+            model(batches.before_relabel(number)[0])
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train(was_training)

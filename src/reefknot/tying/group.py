@@ -300,8 +300,8 @@ class Group:
         return self.assignments[name]
 
     def magnitudes(self) -> np.ndarray:
-        """|w| of all weights, in ascending order."""
-        return np.sort(np.abs(self._gather()))
+        """|w| of all weights, members in turn."""
+        return np.abs(self._gather())
 
     def smallest_center(self) -> int:
         """The zero cluster, or what would become it: the smallest in magnitude with weights."""

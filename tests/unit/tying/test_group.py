@@ -192,7 +192,7 @@ def test_zeros_are_parted_from_the_others_and_weights_stay():
     assert weights[3].item() == pytest.approx(-0.3)
     group.part_zeros(0.0)  # what is zero is no survivor
     assert group.counts[group.zero_cluster] == 1
-    assert group.magnitudes().tolist() == pytest.approx([0.0, 0.3, 0.5, 1.0, 1.2, 2.0, 2.2, 5.0])
+    assert group.magnitudes().tolist() == pytest.approx([0.0, 1.0, 1.2, 0.3, 2.0, 2.2, 0.5, 5.0])
 
 
 def test_a_sparse_start_of_256_values_and_zero_needs_wider_indices():
