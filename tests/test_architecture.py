@@ -28,6 +28,7 @@ CONTRACT = {
     "pruned",
     "settings",
     "schedule",
+    "sized",
     "noisy",
 }  # what methods are made of; not methods themselves
 WITHOUT_A_METHOD = {"train", "run", "config", "cli"}  # never ask which method they have

@@ -9,7 +9,6 @@ Soft tying adds the penalties' gradient before each step and moves the centers a
 tying gives each weight its cluster's mean gradient before each step, and the mean weight after it.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, Self
@@ -18,10 +17,9 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from reefknot.errors import ConfigError
 from reefknot.format import encode
 from reefknot.methods.hooks import Step
-from reefknot.methods.method import Saved, Stats, log
+from reefknot.methods.method import Saved, Stats
 from reefknot.methods.schedule import Price, Schedule, schedule_mistakes
 from reefknot.methods.settings import (
     choice_mistakes,
@@ -30,6 +28,7 @@ from reefknot.methods.settings import (
     number_mistakes,
     selection_mistakes,
 )
+from reefknot.methods.sized import choose_zeros, require_reachable
 from reefknot.methods.tied import NumClusters, TyingMethod, saved_of
 from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
@@ -83,7 +82,8 @@ class _ParameterTying(TyingMethod):
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Begin soft tying with these optimizers; see `Method.attach`."""
-        self._check_target()
+        if self.schedule.target_bytes and not any(group.assignments for group in self.groups):
+            require_reachable(self.groups, self.schedule.target_bytes, self._file_bytes)
         super().attach(*optimizers)
         self._start()
         return self
@@ -162,55 +162,10 @@ class _ParameterTying(TyingMethod):
             if not self.refit_every:
                 group.refresh()
         if self.schedule.target_bytes:
-            self._cut(self.schedule.bytes_to_relax)
+            choose_zeros(self.groups, self.schedule.bytes_to_relax, self._file_bytes)
         for group in self.groups:
             group.fix_zeros()
         self._predicted_bytes = None
-
-    def _cut(self, file_bytes: int) -> None:
-        """Choose the survivors: as many of the largest weights as give a file of this size.
-
-        At most twice as many as survive without a size: far beyond that, more of them can make the
-        file smaller, since they are so small that they have one value.
-        """
-        magnitudes = np.sort(np.concatenate([group.magnitudes() for group in self.groups]))[::-1]
-        usual = sum(int(group.counts[self._alive(group)].sum()) for group in self.groups)
-
-        def fits(survivors: int) -> bool:
-            most = magnitudes[survivors] if survivors < len(magnitudes) else 0.0
-            for group in self.groups:
-                group.part_zeros(most)
-            return self._file_bytes() <= file_bytes
-
-        few, many = 0, min(usual, len(magnitudes))
-        while many and fits(many):
-            few, many = many, min(math.ceil(1.1 * many), 2 * usual, len(magnitudes))
-            if few == many:
-                break
-        while many - few > 1:  # a few fit, many are too large
-            middle = (few + many) // 2
-            few, many = (middle, many) if fits(middle) else (few, middle)
-        if not fits(few):
-            log.warning("no choice of zeros gives a file of %d bytes", file_bytes)
-        for group in self.groups:
-            if not self._alive(group).any():
-                log.warning("all weights of group %r are zero now", group.name)
-
-    def _check_target(self) -> None:
-        """A size that zeros alone cannot give is refused before it ruins the network."""
-        target = self.schedule.target_bytes
-        if not target or any(group.assignments for group in self.groups):
-            return
-        for group in self.groups:
-            group.part_zeros(np.inf)
-        least = self._file_bytes()
-        for group in self.groups:
-            group.forget()
-        if least > target:
-            raise ConfigError(
-                f"target_bytes is {target:,}, but with all tied weights at zero the file still has "
-                f"{least:,} bytes; raise it, or tie more parameters (include, exclude)"
-            )
 
     def _start_through(self) -> None:
         self._free = [FreeWeights(group) for group in self.groups]

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from reefknot import ConfigError, DivergedError, SparseAPT
 from reefknot.format import encode
+from reefknot.methods.sized import choose_zeros
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))
@@ -297,12 +298,12 @@ def test_the_smallest_weights_of_all_groups_are_cut():
     settings = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "scope": "tensor"}
     settings |= {"target_bytes": 90}
     tie = SparseAPT(model, 3, 0.0, 0.0, **settings).attach(optimizer)
-    tie._cut(90)
+    choose_zeros(tie.groups, 90, tie._file_bytes)
     alive = {g.name: g.assignments[g.name] != g.zero_cluster for g in tie.groups}
     assert torch.equal(alive["a"], model["a"] >= (least := model["a"][alive["a"]].min()))
     assert torch.equal(alive["b"], -model["b"] >= least)
     assert len(encode(tie._tied_state())) <= 90
-    tie._cut(10)  # nothing is that small
+    choose_zeros(tie.groups, 10, tie._file_bytes)  # nothing is that small
     assert all((g.assignments[g.name] == g.zero_cluster).all() for g in tie.groups)
 
 
@@ -312,7 +313,7 @@ def test_weights_of_equal_magnitude_are_cut_together():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     settings = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "target_bytes": 150}
     tie = SparseAPT(model, 3, 0.0, 0.0, **settings).attach(optimizer)
-    tie._cut(10**6)
+    choose_zeros(tie.groups, 10**6, tie._file_bytes)
     assert tie.groups[0].counts[tie.groups[0].zero_cluster] == 900
 
 
@@ -345,7 +346,8 @@ def test_a_group_that_a_size_leaves_nothing_of_is_logged(caplog):
     model = nn.ParameterDict({"big": nn.Parameter(big), "small": nn.Parameter(small)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     settings = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "target_bytes": 300}
-    SparseAPT(model, 5, scope="tensor", **settings).attach(optimizer)._cut(300)
+    tie = SparseAPT(model, 5, scope="tensor", **settings).attach(optimizer)
+    choose_zeros(tie.groups, 300, tie._file_bytes)
     assert [record.getMessage() for record in caplog.records] == [
         "all weights of group 'small' are zero now"
     ]
