@@ -90,3 +90,7 @@ def test_links_between_documents_lead_somewhere():
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
 def test_the_tables_of_results_are_those_of_the_records(document):
     assert tables.written(document.read_text()) == document.read_text()
+
+
+def test_records_were_trained_as_the_recipes_say():
+    assert list(tables.strays()) == []

@@ -389,7 +389,7 @@ class SparseAPT(_ParameterTying):
             zero. It grows evenly from 0 until `relax_steps` after `relax_from`. What a place costs
             is renewed every `refit_every` steps. 0 is the nearest value.
         target_bytes: instead of a price, the size that the file shall have. At `relax_from` the
-            smallest weights become zero, so many that the coder would write 8 % more; up to
+            smallest weights become zero, so many that the coder would write 5 % more; up to
             as many as survive L1 come back if there is room. Then the price follows what the coder
             would write, which is looked at a hundred times until `relax_steps` after `relax_from`,
             and as often from then on. 0 for none.

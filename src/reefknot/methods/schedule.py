@@ -18,9 +18,9 @@ from typing import Any
 from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
 
 _LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
-_SPARE = 1.08  # how much larger than `target_bytes` the file is when relaxing begins
+_SPARE = 1.05  # how much larger than `target_bytes` the file is when relaxing begins
 _FIRST_PRICE, _LEAST_PRICE = 1e-2, 1e-3  # times the mean square of the weights
-_IN_TIME = 1.5  # the size is reached after two thirds of the way, while weights still move
+_IN_TIME = 3.0  # the size is reached after a third of the way, while weights still move
 _GAIN, _MOST_GROWTH = 2.0, 0.2  # of the price's logarithm: for each excess of the file's, at most
 _STEPS_OR_NEVER = "a whole number of steps, or 0 for never"
 
@@ -69,8 +69,8 @@ class Schedule:
 class Price:
     """The price of a bit: it grows evenly to `bit_price`, or as the file's size asks for.
 
-    With `target_bytes` the file shall shrink by the same factor at each step until two thirds of
-    relaxing on tied values are over, and stay at its size from then on. At each look the price
+    With `target_bytes` the file shall shrink by the same factor at each step until a third of
+    relaxing on tied values is over, and stay at its size from then on. At each look the price
     grows if the file is too large, and falls if it is too small.
     """
 

@@ -39,7 +39,7 @@ def test_a_price_that_follows_a_size_grows_while_the_file_is_too_large():
     price = Price(Schedule(relax_from=10, relax_steps=100, through_from=10, target_bytes=100))
     price.start(400, mean_square=0.5)
     assert price.at(10) == pytest.approx(0.005)
-    price.follow(43.333333, 202)  # half of the way in time: 200 bytes are wanted
+    price.follow(26.666667, 202)  # half of the way in time: 200 bytes are wanted
     assert price.at(60) == pytest.approx(0.005 * 1.01**2, rel=1e-4)
     price.follow(80, 500)  # five times as large as it should be, but a fifth at a time
     assert price.at(80) == pytest.approx(0.005 * 1.01**2 * math.exp(0.2), rel=1e-4)
