@@ -126,7 +126,7 @@ class _ParameterTying(TyingMethod):
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         for free in self._free:
             free.take()
-            free.tie(self._price.at(self.step))
+            free.tie(self._price.now)
         if not step.ends_round:
             return
         if self._free:
@@ -384,15 +384,13 @@ class SparseAPT(_ParameterTying):
         through_from: the soft step, not before `relax_from`, after which the model runs on tied
             values while the optimizer moves free weights behind them, which may still change
             their clusters; 0 for never.
-        bit_price: from then on a weight goes to the value with the least distance² + bit_price ·
-            bits, where bits is what value and place cost in the file, roughly, and nothing for
-            zero. It grows evenly from 0 until `relax_steps` after `relax_from`. What a place costs
-            is renewed every `refit_every` steps. 0 is the nearest value.
-        target_bytes: instead of a price, the size that the file shall have. At `relax_from` the
-            smallest weights become zero, so many that the coder would write 5 % more; up to
-            as many as survive L1 come back if there is room. Then the price follows what the coder
-            would write, which is looked at a hundred times until `relax_steps` after `relax_from`,
-            and as often from then on. 0 for none.
+        target_bytes: the size that the file shall have. At `relax_from` the smallest weights become
+            zero, so many that the coder would write 5 % more; up to as many as survive L1 come
+            back if there is room. From `through_from` on a weight goes to the value with the least
+            distance² + price · bits, where bits is what value and place cost in the file, roughly,
+            and nothing for zero. The price follows what the coder would write, which is looked at
+            a hundred times until `relax_steps` after `relax_from`, and as often from then on. What
+            a place costs is renewed every `refit_every` steps. 0 for none, and the nearest value.
         center_bits: how many bits of each center's fraction `finish` keeps, which makes the
             codebook smaller; None keeps all.
     """
@@ -419,7 +417,6 @@ class SparseAPT(_ParameterTying):
         relax_tying: float | None = None,
         relax_steps: int = 0,
         through_from: int = 0,
-        bit_price: float = 0.0,
         target_bytes: int = 0,
         center_bits: int | None = None,
     ) -> None:
@@ -440,7 +437,6 @@ class SparseAPT(_ParameterTying):
             relax_tying=relax_tying,
             relax_steps=relax_steps,
             through_from=through_from,
-            bit_price=bit_price,
             target_bytes=target_bytes,
             center_bits=center_bits,
         )

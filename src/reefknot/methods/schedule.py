@@ -6,8 +6,8 @@ Paper     ours, between sections 3.1 and 3.2; the paper has one strength for all
 Unaware   of weights and optimizers.
 
 Soft tying with L1 until `relax_from`, then without it; from `through_from` on the model runs on
-tied values (`reefknot.tying.through`). Strength and price stop growing `relax_steps` after
-`relax_from`.
+tied values (`reefknot.tying.through`). The strength stops growing `relax_steps` after `relax_from`;
+the price of a bit follows the file's size.
 """
 
 import math
@@ -33,7 +33,6 @@ class Schedule:
     relax_tying: float | None = None
     relax_steps: int = 0
     through_from: int = 0
-    bit_price: float = 0.0
     target_bytes: int = 0
 
     def relaxed(self, step: int) -> bool:
@@ -67,28 +66,22 @@ class Schedule:
 
 
 class Price:
-    """The price of a bit: it grows evenly to `bit_price`, or as the file's size asks for.
+    """The price of a bit, which grows as the file's size asks for; 0 without `target_bytes`.
 
-    With `target_bytes` the file shall shrink by the same factor at each step until a third of
-    relaxing on tied values is over, and stay at its size from then on. At each look the price
-    grows if the file is too large, and falls if it is too small.
+    The file shall shrink by the same factor at each step until a third of relaxing on tied values
+    is over, and stay at its size from then on. At each look the price grows if the file is too
+    large, and falls if it is too small.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.followed = 0.0  # the price that follows the size
+        self.now = 0.0
         self.least = 0.0  # from where it can still grow in time
         self.first_bytes = 0  # the size at `through_from`
 
-    def at(self, step: int) -> float:
-        """The price at a step."""
-        if self.schedule.target_bytes:
-            return self.followed
-        return self.schedule.bit_price * self.schedule.through(step)
-
     def start(self, file_bytes: int, mean_square: float) -> None:
         """Begin to follow, at a price that no weight of usual size minds."""
-        self.first_bytes, self.followed = file_bytes, _FIRST_PRICE * mean_square
+        self.first_bytes, self.now = file_bytes, _FIRST_PRICE * mean_square
         self.least = _LEAST_PRICE * mean_square
 
     def follow(self, step: int, file_bytes: int) -> None:
@@ -97,21 +90,21 @@ class Price:
         wanted = self.first_bytes ** (1 - done) * self.schedule.target_bytes**done
         growth = _GAIN * math.log(file_bytes / wanted)
         factor = math.exp(max(-_MOST_GROWTH, min(_MOST_GROWTH, growth)))
-        self.followed = max(self.least, self.followed * factor)
+        self.now = max(self.least, self.now * factor)
 
     def state_dict(self) -> dict[str, float]:
         """What `follow` goes on from."""
-        return {"price": self.followed, "least_price": self.least, "first_bytes": self.first_bytes}
+        return {"price": self.now, "least_price": self.least, "first_bytes": self.first_bytes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
-        self.followed, self.least = float(state["price"]), float(state["least_price"])
+        self.now, self.least = float(state["price"]), float(state["least_price"])
         self.first_bytes = int(state["first_bytes"])
 
 
 def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
     """All that is wrong with the settings of a schedule."""
-    yield from number_mistakes(settings, "tying_strength", "bit_price")
+    yield from number_mistakes(settings, "tying_strength")
     yield from count_mistakes(settings, "relax_from", "through_from", meaning=_STEPS_OR_NEVER)
     yield from count_mistakes(settings, "relax_steps", meaning="a whole number of steps")
     reached = settings.get("relax_tying")
@@ -131,10 +124,7 @@ def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
         if settings.get("distance", "l2") != "l2":
             yield 'through_from needs distance = "l2"'
     yield from count_mistakes(settings, "target_bytes", meaning="a whole number of bytes, or 0")
-    prices = [key for key in ("bit_price", "target_bytes") if settings.get(key)]
-    if len(prices) == 2:
-        yield "target_bytes finds the price of a bit by itself: give it or bit_price, not both"
-    for key in prices if not through else ():
-        yield f"{key} needs through_from, the step at which the price begins to grow"
+    if settings.get("target_bytes") and not through:
+        yield "target_bytes needs through_from, the step at which the file begins to shrink to it"
     if settings.get("target_bytes") and not settings.get("relax_steps"):
         yield "target_bytes needs relax_steps, in which the size is reached"

@@ -24,25 +24,14 @@ def test_relaxing_begins_after_the_step_it_names():
     assert [schedule.relaxed(step) for step in range(2, 5)] == [False, True, True]
 
 
-def test_the_price_grows_evenly_from_tied_values_in_front_to_the_end_of_relaxing():
-    schedule = Schedule(relax_from=10, relax_steps=6, through_from=12, bit_price=0.8)
-    prices = [Price(schedule).at(step) for step in (12, 13, 14, 16, 40)]
-    assert prices == pytest.approx([0.0, 0.2, 0.4, 0.8, 0.8])
-
-
-def test_a_ramp_that_is_over_at_its_start_gives_the_full_price_at_the_next_step():
-    schedule = Schedule(relax_from=10, relax_steps=2, through_from=12, bit_price=0.8)
-    assert [Price(schedule).at(step) for step in (12, 13)] == [0.0, 0.8]
-
-
 def test_a_price_that_follows_a_size_grows_while_the_file_is_too_large():
     price = Price(Schedule(relax_from=10, relax_steps=100, through_from=10, target_bytes=100))
     price.start(400, mean_square=0.5)
-    assert price.at(10) == pytest.approx(0.005)
+    assert price.now == pytest.approx(0.005)
     price.follow(26.666667, 202)  # half of the way in time: 200 bytes are wanted
-    assert price.at(60) == pytest.approx(0.005 * 1.01**2, rel=1e-4)
+    assert price.now == pytest.approx(0.005 * 1.01**2, rel=1e-4)
     price.follow(80, 500)  # five times as large as it should be, but a fifth at a time
-    assert price.at(80) == pytest.approx(0.005 * 1.01**2 * math.exp(0.2), rel=1e-4)
+    assert price.now == pytest.approx(0.005 * 1.01**2 * math.exp(0.2), rel=1e-4)
 
 
 def test_a_price_that_is_not_needed_falls_to_a_tenth_and_can_come_back():
@@ -50,9 +39,9 @@ def test_a_price_that_is_not_needed_falls_to_a_tenth_and_can_come_back():
     price.start(90, mean_square=0.5)
     for _ in range(100):
         price.follow(110, 90)
-    assert price.at(110) == pytest.approx(0.0005)
+    assert price.now == pytest.approx(0.0005)
     other = Price(price.schedule)
     other.load_state_dict(price.state_dict())
     for one in (price, other):
         one.follow(110, 110)
-    assert price.at(110) == other.at(110) == pytest.approx(0.0005 * 1.1**2)
+    assert price.now == other.now == pytest.approx(0.0005 * 1.1**2)

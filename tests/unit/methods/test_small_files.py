@@ -65,7 +65,7 @@ def test_a_relaxed_run_goes_on_where_it_was_saved():
     models = [net(), net()]
     settings = {"num_clusters": 5, "refit_every": 2, "rate_power": 1.0, "l1_strength": 0.01}
     settings |= {"relax_from": 5, "relax_tying": 0.1, "relax_steps": 8}
-    settings |= {"through_from": 11, "bit_price": 1e-3}
+    settings |= {"through_from": 11}
     ties, optimizers = [], []
     for model in models:
         optimizers.append(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -92,7 +92,7 @@ def test_from_some_step_on_the_model_runs_on_tied_values():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"num_clusters": 5, "refit_every": 2, "relax_from": 3, "through_from": 5}
-    tie = SparseAPT(model, **settings, relax_steps=4, bit_price=1e-4).attach(optimizer)
+    tie = SparseAPT(model, **settings, relax_steps=4).attach(optimizer)
 
     def values():
         return torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -130,7 +130,6 @@ THROUGH = {
     "relax_from": 5,
     "through_from": 11,
     "relax_steps": 8,
-    "bit_price": 3e-3,
     "init": "kmeans",
 }
 
@@ -226,7 +225,7 @@ def test_no_step_is_lost_when_one_of_two_optimizers_steps_more_often():
     model = net()
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
     second = torch.optim.SGD(model[2].parameters(), lr=0.1)
-    tie = SparseAPT(model, **THROUGH | {"relax_from": 2, "through_from": 3, "bit_price": 0.0})
+    tie = SparseAPT(model, **THROUGH | {"relax_from": 2, "through_from": 3})
     tie.tying_strength = 0.0
     tie.attach(first, second)
     for _ in range(4):
@@ -272,7 +271,7 @@ def wide():
     return nn.Sequential(nn.Linear(6, 120), nn.ReLU(), nn.Linear(120, 3))
 
 
-AT_A_SIZE = {"bit_price": 0.0, "l1_strength": 1e-3, "relax_from": 20, "through_from": 40}
+AT_A_SIZE = {"l1_strength": 1e-3, "relax_from": 20, "through_from": 40}
 
 
 def test_zeros_are_chosen_for_a_size_when_relaxing_begins():
@@ -383,16 +382,9 @@ def test_a_run_that_follows_a_size_goes_on_where_it_was_saved():
     other_tie.load_state_dict(tie.state_dict())
     go(model, optimizer, 250)
     go(other, other_optimizer, 250)
-    assert tie._price.followed == other_tie._price.followed > 0
+    assert tie._price.now == other_tie._price.now > 0
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
-
-
-def test_a_size_and_a_price_are_not_given_together():
-    with pytest.raises(ConfigError, match=r"target_bytes finds the price .* not both"):
-        SparseAPT(net(), **THROUGH | {"target_bytes": 100})
-    with pytest.raises(ConfigError, match="target_bytes needs through_from"):
-        SparseAPT(net(), target_bytes=100, relax_steps=10)
 
 
 def test_l1_is_stronger_where_a_weight_costs_more_bits():
@@ -436,7 +428,7 @@ def test_finish_keeps_so_many_bits_of_each_center():
         ({"through_from": 3}, "through_from needs relax_from"),
         ({"through_from": 3, "relax_from": 1, "distance": "l1"}, "through_from needs distance"),
         ({"through_from": 3, "relax_from": 4}, "through_from must not be before relax_from"),
-        ({"bit_price": 1e-3}, "bit_price needs through_from"),
+        ({"target_bytes": 9, "relax_steps": 1}, "target_bytes needs through_from"),
         ({"target_bytes": 9, "through_from": 1, "relax_from": 1}, "target_bytes needs relax_steps"),
         ({"center_bits": True}, "center_bits must be a whole number"),
         ({"rate_power": -1.0}, "rate_power must be a number of at least 0"),
