@@ -61,8 +61,9 @@ PAPER = {
 # One recipe, the same to other sizes, and with a part of it taken away or changed.
 ABLATED = "sparse_apt-300x"
 SIZES = {
-    "sparse_apt-400x": "to a smaller size (`sparse_apt-400x`)",
-    "sparse_apt-150x": "to a larger size, with less L1 (`sparse_apt-150x`)",
+    "ablation-small": "to a smaller size, with more L1",
+    "ablation-smallest": "to a still smaller size, with still more L1",
+    "ablation-large": "to a larger size, with less L1",
 }
 ABLATIONS = {
     "ablation-labels": "bare labels instead of the teachers' opinions",
@@ -70,6 +71,7 @@ ABLATIONS = {
     "ablation-bits": "centers in float32",
     "ablation-tensor": "a codebook for each tensor",
     "ablation-clusters": "K = 17",
+    "ablation-size": "no size to end at: any zeros, the nearest value; twice the L1",
     "ablation-through": "K = 17, never on tied values: clusters frozen by distance, any size",
     "ablation-relax": "besides, no relaxing: L1 to the end",
 }
@@ -123,7 +125,7 @@ def table() -> str:
         "|" + " --- |" * 14,
     ]
     for (network, name), group in recipes().items():
-        if name in ABLATIONS:
+        if name in SIZES or name in ABLATIONS:
             continue
         first = group[0].record
         error, nonzero, rate = PAPER.get(group[0].row, ("", "", ""))
@@ -155,9 +157,11 @@ def ablations() -> str:
         "|" + " --- |" * 6,
     ]
     found = {name: group for (net, name), group in recipes().items() if net == "lenet-300-100"}
-    whole = [run for name in (ABLATED, *SIZES) for run in found.get(name, [])]
-    errors = [_held_out(run) for run in whole]
-    line = np.polyfit(errors, np.log([run.record["file_bytes"] for run in whole]), 1)
+    whole = {
+        fmean(map(_held_out, group)): _mean(group, "file_bytes")
+        for name, group in found.items()
+        if name == ABLATED or name in SIZES
+    }
     for name, words in {ABLATED: "all of it", **SIZES, **ABLATIONS}.items():
         if name in found:
             group = found[name]
@@ -167,63 +171,83 @@ def ablations() -> str:
                 f"{error:.2f}",
                 f"{100 * _mean(group, 'density'):.2f}",
                 f"{_mean(group, 'file_bytes'):,.0f}",
-                f"{np.exp(np.polyval(line, error)):,.0f}",
+                _bytes_at(error, whole) if name in ABLATIONS else "",
                 len(group),
             ]
             lines.append(_line(cells))
     return "\n".join(lines)
 
 
-# The recipes of the README's table, by network.
-SMALL = {
-    "lenet-300-100": ("sparse_apt-300x", "sparse_apt-150x"),
-    "lenet-5-caffe": ("sparse_apt-555x", "sparse_apt-1500x"),
+def _bytes_at(error: float, sizes: dict[float, float]) -> str:
+    """The bytes for an error between those of some runs, on straight lines of their logarithm."""
+    errors, found = zip(*sorted(sizes.items()), strict=True)
+    if error < errors[0]:
+        return f"over {found[0]:,.0f}"
+    if error > errors[-1]:
+        return f"under {found[-1]:,.0f}"
+    return f"{np.exp(np.interp(error, errors, np.log(found))):,.0f}"
+
+
+# The recipes of the README's table, and what was aimed at: times less, at an error in percent.
+SMALL: dict[tuple[str, str], tuple[int, float] | None] = {
+    ("lenet-300-100", "sparse_apt-150x"): (150, 1.6),
+    ("lenet-300-100", "sparse_apt-300x"): (300, 1.9),
+    ("lenet-300-100", "sparse_apt-600x"): None,
+    ("lenet-5-caffe", "sparse_apt-555x"): (555, 0.7),
+    ("lenet-5-caffe", "sparse_apt-1500x"): (1500, 1.0),
 }
 
 
 def small() -> str:
     """The smallest files, for the README."""
     lines = [
-        "| network | recipe | float32 bytes | file bytes | times less | test error % "
+        "| network | recipe | file bytes | times less | test error % | aimed at | warped images "
         "| dense parents % | seeds |",
-        "|" + " --- |" * 8,
+        "|" + " --- |" * 9,
     ]
     found = recipes()
-    for network, names in SMALL.items():
-        for name in names:
-            group = found[network, name]
-            cells = [
-                network,
-                name,
-                f"{group[0].record['original_bytes']:,}",
-                f"{_mean(group, 'file_bytes'):,.0f}",
-                f"{_mean(group, 'rate_file'):,.0f}",
-                f"{_mean(group, 'test_error'):.2f}",
-                f"{_mean(found[network, 'dense'], 'test_error'):.2f}",
-                len(group),
-            ]
-            lines.append(_line(cells))
+    for (network, name), aim in SMALL.items():
+        group = found[network, name]
+        warped = group[0].record["data"] == "mnist-warped"
+        parents = found[network, "dense-warped" if warped else "dense"]
+        cells = [
+            network,
+            name,
+            f"{_mean(group, 'file_bytes'):,.0f}",
+            f"{_mean(group, 'rate_file'):,.0f}",
+            f"{_mean(group, 'test_error'):.2f}",
+            f"{aim[0]} at {aim[1]}" if aim else "",
+            "yes" if warped else "no",
+            f"{_mean(parents, 'test_error'):.2f}",
+            len(group),
+        ]
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 
 def repeats() -> str:
-    """What a recipe gave for a new seed, beside its row."""
+    """What a recipe gave for each new seed, beside its row."""
     lines = [
-        "| network | recipe | bytes | bytes, new seed | difference | error % | error %, new seed |",
-        "|" + " --- |" * 7,
+        "| network | recipe | bytes | error % | new seed | bytes | difference | error % "
+        "| difference |",
+        "|" + " --- |" * 9,
     ]
     rows = recipes()
     for key, group in recipes(new_seeds=True).items():
-        expected, found = _mean(rows[key], "file_bytes"), _mean(group, "file_bytes")
-        cells = [
-            *key,
-            f"{expected:,.0f}",
-            f"{found:,.0f}",
-            f"{100 * (found / expected - 1):+.1f} %",
-            f"{_mean(rows[key], 'test_error'):.2f}",
-            f"{_mean(group, 'test_error'):.2f}",
-        ]
-        lines.append(_line(cells))
+        size, error = _mean(rows[key], "file_bytes"), _mean(rows[key], "test_error")
+        for run in group:
+            found = run.record
+            cells = [
+                *key,
+                f"{size:,.0f}",
+                f"{error:.2f}",
+                found["seed"],
+                f"{found['file_bytes']:,}",
+                f"{100 * (found['file_bytes'] / size - 1):+.1f} %",
+                f"{found['test_error']:.2f}",
+                f"{found['test_error'] - error:+.2f}",
+            ]
+            lines.append(_line(cells))
     return "\n".join(lines)
 
 
