@@ -87,6 +87,13 @@ def test_links_between_documents_lead_somewhere():
             assert (document.parent / link).exists(), f"{document.name}: {link}"
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"), [(0.9, "over 4,000"), (1.5, "2,000"), (2.1, "under 1,000")]
+)
+def test_bytes_at_an_error_are_read_off_between_the_sizes_of_a_recipe(error, expected):
+    assert tables._bytes_at(error, {2.0: 1000.0, 1.0: 4000.0}) == expected
+
+
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
 def test_the_tables_of_results_are_those_of_the_records(document):
     assert tables.written(document.read_text()) == document.read_text()
