@@ -118,44 +118,42 @@ def recipes(*, new_seeds: bool = False) -> dict[tuple[str, str], list[Run]]:
 
 def table() -> str:
     """The comparison as Markdown."""
-    lines = [
-        "| network | recipe | scope | K | error %, paper | error % | parent % "
-        "| non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes "
-        "| seeds |",
-        "|" + " --- |" * 14,
-    ]
+    columns = (
+        "network | recipe | scope | K | error %, paper | error % | parent % | non-zero %, paper "
+        "| non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds"
+    )
+    rows = []
     for (network, name), group in recipes().items():
         if name in SIZES or name in ABLATIONS:
             continue
         first = group[0].record
         error, nonzero, rate = PAPER.get(group[0].row, ("", "", ""))
         dense = [run.record["dense_test_error"] for run in group]
-        cells = [
-            network,
-            name,
-            _scope(first),
-            first["num_clusters"] or "",
-            error,
-            f"{_mean(group, 'test_error'):.2f}",
-            "" if None in dense else f"{fmean(dense):.2f}",
-            nonzero,
-            f"{100 * _mean(group, 'density'):.2f}",
-            rate,
-            f"{_mean(group, 'rate_paper'):.0f}",
-            f"{_mean(group, 'rate_file'):.0f}",
-            f"{_mean(group, 'file_bytes'):,.0f}",
-            len(group),
-        ]
-        lines.append(_line(cells))
-    return "\n".join(lines)
+        rows.append(
+            [
+                network,
+                name,
+                _scope(first),
+                first["num_clusters"] or "",
+                error,
+                f"{_mean(group, 'test_error'):.2f}",
+                "" if None in dense else f"{fmean(dense):.2f}",
+                nonzero,
+                f"{100 * _mean(group, 'density'):.2f}",
+                rate,
+                f"{_mean(group, 'rate_paper'):.0f}",
+                f"{_mean(group, 'rate_file'):.0f}",
+                f"{_mean(group, 'file_bytes'):,.0f}",
+                len(group),
+            ]
+        )
+    return _markdown(columns, rows)
 
 
 def ablations() -> str:
     """What the recipe of LeNet-300-100 has with each of its parts taken away or changed."""
-    lines = [
-        "| recipe | error % | non-zero % | bytes | bytes of the recipe at that error | seeds |",
-        "|" + " --- |" * 6,
-    ]
+    columns = "recipe | error % | non-zero % | bytes | bytes of the recipe at that error | seeds"
+    rows = []
     found = {name: group for (net, name), group in recipes().items() if net == "lenet-300-100"}
     whole = {
         fmean(map(_held_out, group)): _mean(group, "file_bytes")
@@ -166,16 +164,17 @@ def ablations() -> str:
         if name in found:
             group = found[name]
             error = fmean(map(_held_out, group))
-            cells = [
-                words,
-                f"{error:.2f}",
-                f"{100 * _mean(group, 'density'):.2f}",
-                f"{_mean(group, 'file_bytes'):,.0f}",
-                _bytes_at(error, whole) if name in ABLATIONS else "",
-                len(group),
-            ]
-            lines.append(_line(cells))
-    return "\n".join(lines)
+            rows.append(
+                [
+                    words,
+                    f"{error:.2f}",
+                    f"{100 * _mean(group, 'density'):.2f}",
+                    f"{_mean(group, 'file_bytes'):,.0f}",
+                    _bytes_at(error, whole) if name in ABLATIONS else "",
+                    len(group),
+                ]
+            )
+    return _markdown(columns, rows)
 
 
 def _bytes_at(error: float, sizes: dict[float, float]) -> str:
@@ -200,55 +199,56 @@ SMALL = {
 
 def small() -> str:
     """The smallest files, for the README."""
-    lines = [
-        "| network | recipe | file bytes | times less | test error % | aimed at | warped images "
-        "| dense parents % | seeds |",
-        "|" + " --- |" * 9,
-    ]
+    columns = (
+        "network | recipe | file bytes | times less | test error % | aimed at | warped images "
+        "| dense parents % | seeds"
+    )
+    rows = []
     found = recipes()
     for (network, name), aim in SMALL.items():
         group = found[network, name]
         warped = group[0].record["data"] == "mnist-warped"
         parents = found[network, "dense-warped" if warped else "dense"]
-        cells = [
-            network,
-            name,
-            f"{_mean(group, 'file_bytes'):,.0f}",
-            f"{_mean(group, 'rate_file'):,.0f}",
-            f"{_mean(group, 'test_error'):.2f}",
-            f"{aim[0]} at {aim[1]}",
-            "yes" if warped else "no",
-            f"{_mean(parents, 'test_error'):.2f}",
-            len(group),
-        ]
-        lines.append(_line(cells))
-    return "\n".join(lines)
+        rows.append(
+            [
+                network,
+                name,
+                f"{_mean(group, 'file_bytes'):,.0f}",
+                f"{_mean(group, 'rate_file'):,.0f}",
+                f"{_mean(group, 'test_error'):.2f}",
+                f"{aim[0]} at {aim[1]}",
+                "yes" if warped else "no",
+                f"{_mean(parents, 'test_error'):.2f}",
+                len(group),
+            ]
+        )
+    return _markdown(columns, rows)
 
 
 def repeats() -> str:
     """What a recipe gave for each new seed, beside its row."""
-    lines = [
-        "| network | recipe | bytes | error % | new seed | bytes | difference | error % "
-        "| difference |",
-        "|" + " --- |" * 9,
-    ]
-    rows = recipes()
+    columns = (
+        "network | recipe | bytes | error % | new seed | bytes | difference | error % | difference"
+    )
+    rows = []
+    usual = recipes()
     for key, group in recipes(new_seeds=True).items():
-        size, error = _mean(rows[key], "file_bytes"), _mean(rows[key], "test_error")
+        size, error = _mean(usual[key], "file_bytes"), _mean(usual[key], "test_error")
         for run in group:
             found = run.record
-            cells = [
-                *key,
-                f"{size:,.0f}",
-                f"{error:.2f}",
-                found["seed"],
-                f"{found['file_bytes']:,}",
-                f"{100 * (found['file_bytes'] / size - 1):+.1f} %",
-                f"{found['test_error']:.2f}",
-                f"{found['test_error'] - error:+.2f}",
-            ]
-            lines.append(_line(cells))
-    return "\n".join(lines)
+            rows.append(
+                [
+                    *key,
+                    f"{size:,.0f}",
+                    f"{error:.2f}",
+                    found["seed"],
+                    f"{found['file_bytes']:,}",
+                    f"{100 * (found['file_bytes'] / size - 1):+.1f} %",
+                    f"{found['test_error']:.2f}",
+                    f"{found['test_error'] - error:+.2f}",
+                ]
+            )
+    return _markdown(columns, rows)
 
 
 def written(text: str) -> str:
@@ -325,8 +325,10 @@ def check() -> Iterator[str]:
                 yield f"{run.folder.name}: {key} is {value}, the record says {run.record[key]}"
 
 
-def _line(cells: list[Any]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+def _markdown(columns: str, rows: list[list[Any]]) -> str:
+    lines = [columns, " | ".join("---" for _ in columns.split(" | "))]
+    lines += [" | ".join(map(str, cells)) for cells in rows]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 @functools.cache

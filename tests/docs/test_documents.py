@@ -99,5 +99,12 @@ def test_the_tables_of_results_are_those_of_the_records(document):
     assert tables.written(document.read_text()) == document.read_text()
 
 
+def test_what_the_method_says_its_parts_buy_is_what_the_records_say():
+    section = (ROOT / "docs" / "method.md").read_text().partition("## Small files")[2]
+    said = set(re.findall(r"\d\.\d\d(?= %)", section.partition("\n## ")[0]))
+    assert said
+    assert said <= set(re.findall(r"\d\.\d\d", tables.ablations()))
+
+
 def test_records_were_trained_as_the_recipes_say():
     assert list(tables.strays()) == []
