@@ -1,11 +1,13 @@
 """One progress bar: phase, step, loss, validation error, density, predicted size."""
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from reefknot import train
 
@@ -15,18 +17,16 @@ _PHASES = {"": "training", "train": "training", "soft": "soft tying", "hard": "h
 class ProgressBar:
     """Shows a run; on something that is no terminal, one line a measurement instead."""
 
-    def __init__(self, total: int, console: Console, title: str = "") -> None:
+    def __init__(self, total: int, console: Console) -> None:
         self._console = console
-        self._title = title
         self._facts: dict[str, Any] = {}
         self._loss: float | None = None
         self._phase = ""
         self._shown = 0.0
-        self._bar = Progress(
+        self._bar = _TwoLines(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -66,12 +66,15 @@ class ProgressBar:
         self._phase = row["phase"]
         if not self._console.is_terminal:
             self._loss = row["loss"]
+            # Rich takes a file or a pipe for 80 columns wide, and would break the line there.
             self._console.print(
-                f"{self._description()} {row['step']:,} {self._text()}", highlight=False
+                f"{self._description()} {row['step']:,} {self._text()}",
+                highlight=False,
+                soft_wrap=True,
             )
 
     def _description(self) -> str:
-        return " ".join(part for part in (self._title, _PHASES[self._phase]) if part)
+        return _PHASES.get(self._phase, self._phase)
 
     def _text(self) -> str:
         parts = []
@@ -84,3 +87,12 @@ class ProgressBar:
         if (size := self._facts.get("predicted_bytes")) is not None:
             parts.append(f"~{size / 1000:,.1f} KB")
         return "  ".join(parts)
+
+
+class _TwoLines(Progress):
+    """The bar, and the figures below it: side by side they are too long for 80 columns."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        for task in self.tasks:
+            yield Text(task.fields["facts"])
