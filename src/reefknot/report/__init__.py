@@ -1,6 +1,7 @@
 """Report: a run's folder as one HTML page that opens anywhere, offline.
 
-Takes     `record.json`, `metrics.jsonl` and `config.toml` of a run, and its `TiedState`.
+Takes     `record.json`, `metrics.jsonl`, `config.toml` and `model.reef` of a run, and its
+          `TiedState`.
 Gives     `report.html` beside them: drawings made here, no script, nothing to fetch.
 Unaware   of methods, of torch, and of how a run comes about.
 """
@@ -12,6 +13,7 @@ from typing import Any
 
 from reefknot.errors import ReefknotError
 from reefknot.files import write_atomically
+from reefknot.inspection import inspect
 from reefknot.report.page import render
 from reefknot.state import TiedState
 
@@ -32,8 +34,10 @@ def write_report(folder: Path, state: TiedState | None = None) -> Path:
             f"{folder} has neither record.json nor metrics.jsonl; expected the folder of a run"
         )
     config = _read(folder / "config.toml") or ""
+    file = folder / "model.reef"
+    sizes = inspect(file) if file.exists() else None
     path = folder / "report.html"
-    write_atomically(path, render(record or {}, metrics or [], state, config).encode())
+    write_atomically(path, render(record or {}, metrics or [], state, config, sizes).encode())
     return path
 
 

@@ -30,6 +30,13 @@ PHASES = {"soft": "soft tying", "hard": "hard tying", "train": "training"}
 Metrics = Sequence[Mapping[str, Any]]
 
 
+class Numbers(NamedTuple):
+    """What a pointer over a drawing would be told, for those who have none."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class Figure:
     """A drawing with its title and a note; `body` is markup, the words are plain text."""
@@ -38,6 +45,7 @@ class Figure:
     note: str
     body: str
     shape: str = ""  # "wide" for both columns of the page
+    numbers: Numbers | None = None
 
 
 class Phase(NamedTuple):
@@ -149,9 +157,8 @@ def _curve(
     if level:
         chart.level(level)
     chart.line(points)
-    chart.touch(
-        points, ["" if v is None else f"step {plain(step)}: {shown(v)}" for step, v in points]
-    )
+    told = [(plain(step), "" if v is None else shown(v)) for step, v in points]
+    chart.touch(points, [f"step {step}: {value}" for step, value in told])
     shows_last = not (log and last <= 0)
     if shows_last:
         chart.end(points, shown(last))
@@ -160,20 +167,18 @@ def _curve(
         notes.append("log scale")
     if not shows_last:
         notes.append("zero at the end")
-    return Figure(title, ", ".join(notes), chart.render())
+    listed = Numbers(("Step", title), [row for row in told if row[1]])
+    return Figure(title, ", ".join(notes), chart.render(), numbers=listed)
 
 
 def _share(value: float) -> str:
     return share(value / 100)
 
 
-def training(metrics: Metrics, file_bytes: float | None) -> list[Figure]:
-    """The curves of a run: losses, error, size and how assignments settle."""
+def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -> list[Figure]:
+    """The curves of a run: losses and error; where it tied, size and how assignments settle."""
     if not metrics:
         return []
-    if file_bytes is not None and file_bytes <= 0:
-        file_bytes = None
-    told = f"; dashed: the file, {count(file_bytes)} bytes" if file_bytes else ""
     found = [
         _curve(metrics, "loss", "Data loss", "without penalties", shown=lambda v: plain(v, 3)),
         _curve(
@@ -184,6 +189,18 @@ def training(metrics: Metrics, file_bytes: float | None) -> list[Figure]:
             shown=lambda v: plain(v, 3),
         ),
         _curve(metrics, "val_error", "Validation error", "percent", shown=percent),
+    ]
+    if tied:
+        found += _tying(metrics, file_bytes)
+    return [figure for figure in found if figure]
+
+
+def _tying(metrics: Metrics, file_bytes: float | None) -> list[Figure | None]:
+    """How the assignments settle, and what that does to the size."""
+    if file_bytes is not None and file_bytes <= 0:
+        file_bytes = None
+    told = f"; dashed: the file, {count(file_bytes)} bytes" if file_bytes else ""
+    return [
         _curve(
             metrics,
             "changed",
@@ -202,7 +219,6 @@ def training(metrics: Metrics, file_bytes: float | None) -> list[Figure]:
             level=file_bytes,
         ),
     ]
-    return [figure for figure in found if figure]
 
 
 def centers(metrics: Metrics) -> list[Figure]:
@@ -262,7 +278,8 @@ def _centers(metrics: Metrics, group: str, size: int, *, several: bool) -> Figur
     notes = ["shaded by one standard deviation of the weights in each"] if with_bands else []
     if len(curves) < size:
         notes.append(f"{len(curves)} of {count(size)} drawn")
-    return Figure(title, ", ".join(notes), chart.render())
+    listed = Numbers(("Center", "Ends at"), [(str(n + 1), plain(v)) for n, v in enumerate(ends)])
+    return Figure(title, ", ".join(notes), chart.render(), numbers=listed)
 
 
 def _sign(value: float) -> str:
@@ -362,13 +379,14 @@ def _histogram(name: str, shared: list[Shared], *, several: bool) -> Figure | No
         height=380.0,
         x_label="value",
     )
-    for value, weights in points:
+    told = [(plain(value), count(weights)) for value, weights in points]
+    for (value, weights), words in zip(points, told, strict=True):
         if weights:
-            told = f"{plain(value)}: {count(weights)} weights"
-            chart.stem(value, weights, kind=_sign(value), title=told)
+            chart.stem(value, weights, kind=_sign(value), title=f"{words[0]}: {words[1]} weights")
     hidden = len(shared) - len(points)
     more = f", {count(hidden)} rarer values not drawn" if hidden else ""
-    return Figure(title, note + more, chart.render())
+    listed = Numbers(("Value", "Weights"), told)
+    return Figure(title, note + more, chart.render(), numbers=listed)
 
 
 # -- tensors --------------------------------------------------------------------------------------
@@ -380,7 +398,8 @@ class Survey(NamedTuple):
     tensors: list[structure.Occupancy]
     heat: Figure | None
     masks: list[Figure]
-    hidden: int  # matrices that are not drawn
+    hidden: int  # matrices beyond those that are drawn
+    full: int  # matrices without a zero, which are not drawn
 
 
 def survey(state: TiedState) -> Survey:
@@ -388,30 +407,33 @@ def survey(state: TiedState) -> Survey:
     found: list[structure.Occupancy] = []
     masks: list[Figure] = []
     heat: Figure | None = None
-    matrices = 0
+    matrices = full = 0
     for tensor in state.tensors:
         mask = structure.nonzero_mask(state, tensor)
         tensor_found = structure.occupancy(state, tensor, mask)
         found.append(tensor_found)
         if not tensor_found.is_matrix:
             continue
+        if tensor_found.density == 1:  # a picture of one color tells nothing
+            full += 1
+            continue
         matrices += 1
-        if matrices == 1:
+        if matrices + full == 1:
             heat = _heat(tensor, mask)
         if len(masks) < MAX_MASKS:
             masks.append(_mask(tensor_found, mask))
-    return Survey(found, heat, masks, matrices - len(masks))
+    return Survey(found, heat, masks, matrices - len(masks), full)
 
 
 def _mask(found: structure.Occupancy, mask: np.ndarray) -> Figure:
     pixels = structure.mask_pixels(mask, found)
     size = f" {TIMES} ".join(map(str, found.shape))
     rows, columns = found.num_dead
-    label = (
-        f"Non-zeros of {found.name}, {size}: {share(found.density)} of its elements; "
+    dead = (
         f"{count(rows)} of {count(found.dead_rows.size)} rows and "
-        f"{count(columns)} of {count(found.dead_columns.size)} columns are dead."
+        f"{count(columns)} of {count(found.dead_columns.size)} columns are dead"
     )
+    label = f"Non-zeros of {found.name}, {size}: {share(found.density)} of its elements; {dead}."
     width = found.elements // found.shape[0]
     tall, wide = structure.block_size((found.shape[0], width))
     notes = [size]
@@ -419,15 +441,17 @@ def _mask(found: structure.Occupancy, mask: np.ndarray) -> Figure:
         notes.append("a filter in each row")
     if tall * wide > 1:
         notes.append(f"a pixel is {tall} {TIMES} {wide} weights")
+    if pixels.shape[0] > 1.5 * pixels.shape[1]:
+        pixels = np.ascontiguousarray(pixels.T)  # a tower would leave a hole beside it
+        notes.append("drawn on its side: rows run from left to right")
     # Small matrices are enlarged, by a whole factor so that every pixel stays a square.
     zoom = max(1, min(8, 500 // pixels.shape[1], 200 // pixels.shape[0]))
     flat = -(-30 // (pixels.shape[0] * zoom))  # a few rows are drawn taller, or they are a hairline
     if flat > 1:
         pixels = np.repeat(pixels, flat, axis=0)
     body = picture(pixels, structure.PALETTES, zoom=zoom, label=label)
-    return Figure(
-        found.name, ", ".join(notes), body, shape="wide" if pixels.shape[1] * zoom > 500 else ""
-    )
+    shape = "wide" if pixels.shape[1] * zoom > 500 else ""
+    return Figure(found.name, f"{', '.join(notes)}; {dead}", body, shape=shape)
 
 
 def _heat(tensor: TiedTensor | KeptTensor, mask: np.ndarray) -> Figure | None:

@@ -1,43 +1,32 @@
 """The page: one HTML document from a record, its metrics, its state and its configuration.
 
-Takes     plain values read from a run's folder, of which any may be missing, and a `TiedState`.
+Takes     plain values read from a run's folder, of which any may be missing, a `TiedState`, and
+          what `inspect` found in the file.
 Gives     a document without scripts and without anything to fetch.
 Unaware   of files, and of how each figure is drawn.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reefknot import rates
-from reefknot.report import figures
-from reefknot.report.figures import Figure, Survey
+from reefknot.inspection import Inspection
+from reefknot.report import figures, tables
+from reefknot.report.figures import Figure
 from reefknot.report.markup import tag, text
 from reefknot.report.style import SHEET
-from reefknot.report.wording import (
-    DASH,
-    TIMES,
-    count,
-    duration,
-    mapping,
-    number,
-    percent,
-    plain,
-    rate,
-    share,
-)
+from reefknot.report.wording import SPACE, count, duration, mapping, number, percent, rate, share
 from reefknot.state import TiedState
 
-STAGES = (
-    ("dense_test_error", "Dense network", "test"),
-    ("val_error_soft", "After soft tying", "validation"),
-    ("val_error_hardened", "After hardening", "validation"),
-    ("val_error", "Final", "validation"),
-    ("test_error", "Final", "test"),
-)
+OF_TYING = ("rate_paper", "rate_fixed", "num_clusters")  # they count shared values
 
 
 def render(
-    record: dict[str, Any], metrics: list[dict[str, Any]], state: TiedState | None, config: str
+    record: dict[str, Any],
+    metrics: list[dict[str, Any]],
+    state: TiedState | None,
+    config: str,
+    sizes: Inspection | None = None,
 ) -> str:
     """A whole report as HTML.
 
@@ -49,35 +38,39 @@ def render(
         metrics: the objects of `metrics.jsonl`, in the order they were written.
         state: what the run ended with, or None; without it, no tensors are shown.
         config: the text of `config.toml`.
+        sizes: what `inspect` says of the file, or None; without it, no bytes are shown.
     """
     facts = _completed(mapping(record), state)
+    tied = bool(state.codebooks) if state is not None else number(facts.get("num_clusters")) != 0
     lines = figures.in_order(metrics)
+    if not tied:  # whatever phase the method was in, it tied nothing
+        lines = [{**line, "phase": "train"} for line in lines]
     hard = any(line.get("phase") == "hard" for line in lines)
-    survey = figures.survey(state) if state is not None else None
     main = [
         _header(facts),
-        _result(facts),
+        _result(facts, tied=tied),
         _gallery(
             "Training",
             "Curves over training steps" + ("; the shaded stretch is hard tying." if hard else "."),
-            figures.training(lines, number(facts.get("file_bytes"))),
+            figures.training(lines, number(facts.get("file_bytes")), tied=tied),
         ),
         _gallery(
             "Shared values",
             "Negative values are blue, positive ones orange, zero is grey.",
             [*figures.centers(lines), *figures.histograms(state, lines)],
         ),
-        _tensors(survey, facts, state),
+        _sizes(sizes),
+        _tensors(state),
         _skipped(facts),
         _made(facts, config),
     ]
-    title = " · ".join(str(facts[key]) for key in ("network", "method") if facts.get(key))
+    title = " · ".join([_title(facts), *([str(facts["method"])] if facts.get("method") else [])])
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", text(f"{title or 'A run'} · reefknot")),
+        tag("title", text(f"{title} · reefknot")),
         tag("style", SHEET),
     )
     body = tag("body", tag("main", *(part for part in main if part)), _footer(facts))
@@ -107,9 +100,12 @@ def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, 
 # -- the parts, from top to bottom ----------------------------------------------------------------
 
 
-def _header(facts: Mapping[str, Any]) -> str:
+def _title(facts: Mapping[str, Any]) -> str:
     network, data = facts.get("network"), facts.get("data")
-    title = f"{network or 'A network'}" + (f" on {data}" if data else "")
+    return f"{network or 'A network'}" + (f" on {data}" if data else "")
+
+
+def _header(facts: Mapping[str, Any]) -> str:
     method = [str(facts["method"])] if facts.get("method") else []
     if number(facts.get("num_clusters")):
         method.append(f"{count(facts['num_clusters'])} shared values")
@@ -118,7 +114,7 @@ def _header(facts: Mapping[str, Any]) -> str:
     return tag(
         "header",
         tag("p", text("reefknot run report"), class_="mark"),
-        tag("h1", text(title)),
+        tag("h1", text(_title(facts))),
         tag("p", text(" · ".join(method)), class_="method") if method else "",
         _headline(facts),
     )
@@ -129,10 +125,8 @@ def _headline(facts: Mapping[str, Any]) -> str:
     before, after = number(facts.get("original_bytes")), number(facts.get("file_bytes"))
     parts = []
     if before is not None and after is not None:
-        sizes = tag("span", text(f"{count(before)} bytes → ")) + tag(
-            "span", tag("b", text(f"{count(after)} bytes"))
-        )
-        parts.append(sizes)
+        smaller = tag("span", tag("b", text(f"{count(after)} bytes")))
+        parts.append(f"{tag('span', text(f'{count(before)} bytes →'))} {smaller}")
     elif after is not None or before is not None:
         parts.append(tag("span", text(f"{count(after if before is None else before)} bytes")))
     if number(facts.get("rate_file")) is not None:
@@ -157,28 +151,12 @@ def _headline(facts: Mapping[str, Any]) -> str:
     return tag("p", ", ".join(parts), class_="headline") + scale
 
 
-def _result(facts: Mapping[str, Any]) -> str:
-    known = [(stage, on, number(facts.get(key))) for key, stage, on in STAGES]
-    known = [row for row in known if row[2] is not None]
-    worst = max((error or 0.0 for _, _, error in known), default=0.0)
-    rows = []
-    for stage, measured_on, error in known:
-        width = 100 * (error or 0.0) / worst if worst > 0 else 0.0
-        kind = "held" if measured_on == "validation" else None
-        meter = tag("div", class_=kind, style=f"width:{width:.1f}%")
-        rows.append(
-            tag("th", text(stage), scope="row")
-            + tag("td", text(measured_on), class_="soft")
-            + tag("td", text(percent(error)), class_="num")
-            + tag("td", meter, class_="meter", aria_hidden="true")
-        )
-    heads = (("Stage", ""), ("Measured on", ""), ("Error", "num"), ("", ""))
-    table = _table(heads, rows, label="Errors at each stage") if rows else ""
-    dl = _facts(facts)
-    return tag("section", tag("h2", "Result"), dl, table) if dl or table else ""
+def _result(facts: Mapping[str, Any], *, tied: bool) -> str:
+    found = _facts(facts, tied=tied) + tables.errors(facts, tied=tied)
+    return tag("section", tag("h2", "Result"), found) if found else ""
 
 
-def _facts(facts: Mapping[str, Any]) -> str:
+def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
     """The figures of a run, each with what it counts."""
     shown = (
         ("rate_file", "Rate of the file", rate, "bytes before over bytes of the file, all counted"),
@@ -190,7 +168,7 @@ def _facts(facts: Mapping[str, Any]) -> str:
     )
     found = []
     for key, name, worded, note in shown:
-        if number(facts.get(key)) is None or (key == "num_clusters" and not facts[key]):
+        if number(facts.get(key)) is None or (key in OF_TYING and not tied):
             continue
         threads = number(facts.get("threads"))
         if key == "seconds" and threads is not None:
@@ -209,7 +187,8 @@ def _facts(facts: Mapping[str, Any]) -> str:
 def _figure(figure: Figure) -> str:
     note = tag("p", text(figure.note)) if figure.note else ""
     caption = tag("figcaption", tag("h3", text(figure.title)), note)
-    return tag("figure", caption, figure.body, class_=figure.shape or None)
+    numbers = tables.numbers(figure.title, figure.numbers) if figure.numbers else ""
+    return tag("figure", caption, figure.body, numbers, class_=figure.shape or None)
 
 
 def _gallery(title: str, lead: str, shown: Sequence[Figure]) -> str:
@@ -223,82 +202,62 @@ def _gallery(title: str, lead: str, shown: Sequence[Figure]) -> str:
     )
 
 
-def _tensors(survey: Survey | None, facts: Mapping[str, Any], state: TiedState | None) -> str:
-    if survey is None or state is None or not survey.tensors:
+def _sizes(sizes: Inspection | None) -> str:
+    """Where every byte went, and what others would make of the same numbers."""
+    if sizes is None:
         return ""
-    parts = [tag("h2", "Tensors"), _tensor_table(survey, facts)]
+    others = ((f"gzip{SPACE}-9", sizes.gzip_bytes), (f"xz{SPACE}-9e", sizes.xz_bytes))
+    ways = [f"{count(sizes.original_bytes)} bytes as they are"]
+    ways += [f"{count(size)} after {name}" for name, size in others if size is not None]
+    lead = f"The same values take {', '.join(ways)}."
+    return tag(
+        "section",
+        tag("h2", "Where every byte went"),
+        tag("p", text(lead), class_="lead"),
+        tables.sizes(sizes),
+        _legend(
+            ("places", "places: which weights are not zero"),
+            ("values", "values: what those are"),
+            ("other", "the rest"),
+        ),
+    )
+
+
+def _legend(*kinds: tuple[str, str]) -> str:
+    keys = (
+        tag("span", tag("i", class_=f"swatch {kind}".strip()), text(words), class_="ramp")
+        for kind, words in kinds
+    )
+    return tag("p", *keys, class_="legend")
+
+
+def _tensors(state: TiedState | None) -> str:
+    if state is None or not state.tensors:
+        return ""
+    survey = figures.survey(state)
+    parts = [tag("h2", "Tensors"), tables.tensors(survey.tensors)]
     if state.aliases:
         same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())
         parts.append(tag("p", text(f"Stored once and shared: {same}."), class_="lead"))
     if survey.masks:
-        swatches = (("alive", "not zero"), ("empty", "zero"), ("", "dead row or column"))
-        keys = [
-            tag("span", tag("i", class_=f"swatch {kind}".strip()), text(words), class_="ramp")
-            for kind, words in swatches
-        ]
         drawn = list(survey.masks)
         if survey.heat:
             drawn.insert(1, survey.heat)  # beside the first layer, whose inputs it shows
-        parts.append(tag("p", *keys, class_="legend"))
+        legend = (("alive", "not zero"), ("empty", "zero"), ("", "dead row or column"))
+        parts.append(_legend(*legend))
         parts.append(tag("div", *map(_figure, drawn), class_="pictures"))
-    if survey.hidden:
-        words = f"{count(survey.hidden)} more matrices are not drawn."
+    left_out = ((survey.hidden, "more"), (survey.full, "without a zero"))
+    if told := [f"{count(number_of)} {which}" for number_of, which in left_out if number_of]:
+        words = f"Matrices that are not drawn: {', '.join(told)}."
         parts.append(tag("p", text(words), class_="lead"))
     return tag("section", *parts)
 
 
-def _tensor_table(survey: Survey, facts: Mapping[str, Any]) -> str:
-    """One row a tensor; with a column of bytes if the record tells them, as `inspect` does."""
-    told = facts.get("tensors")
-    tensors = [mapping(item) for item in told] if isinstance(told, list) else []
-    known = {str(item.get("name")): number(item.get("bytes")) for item in tensors}
-    with_bytes = any(known.get(found.name) is not None for found in survey.tensors)
-    rows = []
-    for found in survey.tensors:
-        dead = [DASH, DASH]
-        if found.is_matrix:
-            rows_columns = (found.dead_rows.size, found.dead_columns.size)
-            dead = [
-                f"{count(d)} of {count(n)}"
-                for d, n in zip(found.num_dead, rows_columns, strict=True)
-            ]
-        kind = found.kind if found.is_tied else f"{found.kind}, kept exactly"
-        shape = f" {TIMES} ".join(map(str, found.shape)) or "scalar"
-        cells = [shape, count(found.elements), count(found.nonzeros), share(found.density), *dead]
-        if with_bytes:
-            cells.append(count(known.get(found.name)))
-        rows.append(
-            tag("th", text(found.name), scope="row")
-            + tag("td", text(kind), class_="soft")
-            + "".join(tag("td", text(cell), class_="num") for cell in cells)
-        )
-    elements = sum(found.elements for found in survey.tensors)
-    nonzeros = sum(found.nonzeros for found in survey.tensors)
-    total = ["", count(elements), count(nonzeros), share(nonzeros / elements if elements else 0.0)]
-    total += ["", "", *([count(sum(v or 0.0 for v in known.values()))] if with_bytes else [])]
-    foot = tag("th", "All", scope="row") + tag("td")
-    foot += "".join(tag("td", text(cell), class_="num") for cell in total)
-    names = ["Shape", "Elements", "Non-zeros", "Density", "Dead rows", "Dead columns"]
-    names += ["Bytes"] if with_bytes else []
-    heads = [("Tensor", ""), ("Type", ""), *((name, "num") for name in names)]
-    return _table(heads, rows, foot=foot, label="Tensors")
-
-
 def _skipped(facts: Mapping[str, Any]) -> str:
-    skipped = mapping(facts.get("skipped"))
-    if not skipped:
+    if not (found := tables.skipped(facts)):
         return ""
-    rows = [
-        tag("th", text(name), scope="row") + tag("td", text(reason))
-        for name, reason in skipped.items()
-    ]
     lead = "These parameters were not tied; they are stored exactly."
-    return tag(
-        "section",
-        tag("h2", "Skipped"),
-        tag("p", text(lead), class_="lead"),
-        _table((("Parameter", ""), ("Why", "")), rows, label="Skipped parameters"),
-    )
+    return tag("section", tag("h2", "Skipped"), tag("p", text(lead), class_="lead"), found)
 
 
 def _made(facts: Mapping[str, Any], config: str) -> str:
@@ -306,52 +265,16 @@ def _made(facts: Mapping[str, Any], config: str) -> str:
     environment = {**mapping(facts.get("versions"))}
     if facts.get("threads") is not None:
         environment["threads"] = facts["threads"]
-    tables = [
-        _table(
-            ((title, ""), ("Value", "value")),
-            [
-                tag("th", text(name), scope="row")
-                + tag("td", text(_setting(value)), class_="value")
-                for name, value in rows.items()
-            ],
-            label=title,
-        )
-        for title, rows in (
-            ("Settings", mapping(facts.get("settings"))),
-            ("Environment", environment),
-        )
-        if rows
-    ]
-    parts = [tag("div", *tables, class_="pair")] if tables else []
+    settings = tables.settings("Settings", mapping(facts.get("settings")))
+    found = settings + tables.settings("Environment", environment)
+    parts = [tag("div", found, class_="pair")] if found else []
     if config.strip():
         code = tag("pre", tag("code", text(config.rstrip())))
         parts.append(tag("details", tag("summary", "Configuration"), code))
     return tag("section", tag("h2", "How it was made"), *parts) if parts else ""
 
 
-def _setting(value: object) -> str:
-    known = number(value)
-    if known is not None:
-        return plain(known, 6)
-    return DASH if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _footer(facts: Mapping[str, Any]) -> str:
     version = mapping(facts.get("versions")).get("reefknot")
     words = f"Made by reefknot {version}." if version else "Made by reefknot."
     return tag("footer", text(f"{words} This page holds everything it shows and fetches nothing."))
-
-
-def _table(
-    heads: Iterable[tuple[str, str]], rows: Iterable[str], *, label: str, foot: str = ""
-) -> str:
-    """A table that scrolls sideways by itself on a narrow screen, by finger or by keyboard."""
-    cells = [
-        tag("th", text(name), class_=kind or None, scope="col") if name else tag("td")
-        for name, kind in heads
-    ]
-    parts = [tag("thead", tag("tr", *cells)), tag("tbody", *(tag("tr", row) for row in rows))]
-    if foot:
-        parts.append(tag("tfoot", tag("tr", foot)))
-    table = tag("table", *parts)
-    return tag("div", table, class_="scroll", role="region", aria_label=label, tabindex=0)

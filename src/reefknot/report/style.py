@@ -3,11 +3,13 @@
 _LIGHT = """
   --paper: #fcfcfb; --panel: #f3f5f5; --ink: #1b2228; --quiet: #56616b; --rule: #dde2e4;
   --grid: #e8ecee; --a: #0b5c7a; --b: #b0501a; --zero: #77828b; --tint: #77828b34;
+  --shade: #1b222838;
 """
 
 _DARK = """
   --paper: #12171b; --panel: #1a2127; --ink: #e4e9ec; --quiet: #9ca8b1; --rule: #2e373f;
   --grid: #232b32; --a: #68b7d7; --b: #e39a68; --zero: #8b969f; --tint: #77828b28;
+  --shade: #000000b0;
 """
 
 _RULES = """
@@ -48,7 +50,10 @@ h3 { font-size: .9375rem; line-height: 1.4; font-weight: 650; overflow-wrap: any
 figure.wide { grid-column: 1 / -1; }
 figure { break-inside: avoid; }
 .pictures { columns: 2; column-gap: 2rem; margin-top: 1.5rem; }
-.pictures figure { padding-bottom: 2rem; } .pictures figure.wide { column-span: all; }
+.pictures figure { padding-bottom: 2rem; }
+.pictures figure.wide { display: flex; flex-flow: row-reverse wrap; justify-content: flex-end;
+  gap: 0 1.5rem; column-span: all; }
+.pictures figure.wide figcaption { flex: 1 1 12rem; }
 figcaption { margin-bottom: .5rem; }
 figcaption p { color: var(--quiet); font-size: .8125rem; line-height: 1.4;
   overflow-wrap: anywhere; }
@@ -81,8 +86,20 @@ img.crisp { image-rendering: pixelated; }
 .ramp { display: inline-flex; align-items: center; gap: .5rem; }
 .swatch { width: .75rem; height: .75rem; background: var(--tint); outline: 1px solid var(--rule);
   -webkit-print-color-adjust: exact; print-color-adjust: exact; }
-.swatch.alive { background: var(--a); } .swatch.empty { background: var(--paper); }
-.scroll { overflow-x: auto; margin-top: 1rem; }
+.swatch.alive, .swatch.places { background: var(--a); } .swatch.empty { background: var(--paper); }
+.scroll { overflow: auto; margin-top: 1rem; background-color: var(--paper);
+  background-image: linear-gradient(90deg, var(--paper) 50%, transparent),
+    linear-gradient(270deg, var(--paper) 50%, transparent),
+    linear-gradient(90deg, var(--shade), transparent),
+    linear-gradient(270deg, var(--shade), transparent);
+  background-position: left, right, left, right; background-repeat: no-repeat;
+  background-size: 2.5rem 100%, 2.5rem 100%, .875rem 100%, .875rem 100%;
+  background-attachment: local, local, scroll, scroll; }
+.hint { display: none; margin-top: 1rem; color: var(--quiet); font-size: .8125rem; }
+.numbers { margin-top: .25rem; }
+.numbers summary { color: var(--quiet); font-size: .8125rem; font-weight: 400; }
+.numbers .scroll { max-width: 20rem; max-height: 16rem; margin-top: .25rem; }
+.numbers thead th { position: sticky; top: 0; background: var(--paper); }
 .scroll:focus-visible { outline: 2px solid var(--a); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; line-height: 1.4; }
 th, td { padding: .4375rem 1rem .4375rem 0; border-bottom: 1px solid var(--grid);
@@ -96,9 +113,11 @@ tfoot th, tfoot td { border-bottom: 0; border-top: 1px solid var(--rule); font-w
 .value { text-align: right; overflow-wrap: anywhere; }
 .soft { color: var(--quiet); }
 td.meter { width: 38%; min-width: 5rem; }
-td.meter div { height: .5rem; min-width: 1px; border-radius: 1px; background: var(--a);
+.bars { display: flex; }
+.bars div { height: .5rem; min-width: 1px; background: var(--a);
   -webkit-print-color-adjust: exact; print-color-adjust: exact; }
-td.meter .held { background: var(--zero); }
+.bars .held, .bars .other, .swatch.other { background: var(--zero); }
+.bars .values, .swatch.values { background: var(--b); }
 .pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 0 3rem; }
 code, pre { font-family: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas,
   "DejaVu Sans Mono", monospace; font-size: .8125rem; }
@@ -118,6 +137,14 @@ footer { margin-top: 2.5rem; padding-top: 1rem; padding-bottom: 3rem; color: var
   .facts { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.25rem 1rem; }
   svg.plot text { font-size: 15px; }
   td.meter { min-width: 3rem; }
+}
+@media (max-width: 24rem) { td.meter { display: none; } }
+@media (max-width: 56rem) {
+  .hint { display: block; }
+  .hint + .scroll { margin-top: .25rem; }
+  .wide table { min-width: 56rem; } /* wider than the screen, so that the hint is always true */
+  .wide th:first-child { position: sticky; left: 0; max-width: 9rem; padding-right: .5rem;
+    background: var(--paper); }
 }
 @media print {
   body { font-size: 10.5pt; }

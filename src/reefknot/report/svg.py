@@ -162,7 +162,8 @@ class Chart:
             self._under.append(
                 tag("rect", class_="phase", x=left, y=_TOP, width=right - left, height=self._depth)
             )
-        if right - left > 6.5 * len(name):
+        room = right - left + (_RIGHT if end >= self.x.high else 0.0)  # the margin is empty there
+        if room > 7 * len(name):
             # A lone name stands at the left edge, so that two of them line up with their stretch.
             self._under.append(tag("text", text(name), class_="name", x=left, y=_TOP - 9))
 

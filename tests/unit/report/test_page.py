@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
+from reefknot.format import open_state
+from reefknot.inspection import inspect
 from reefknot.report import figures, render, write_report
 from reefknot.report.wording import SPACE, number, plain, rate, share
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
+RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 F32 = DTYPES["F32"]
 EVIL = "<script>alert('1')</script>&\"\u202e\ud800\x00"
 
@@ -162,12 +166,50 @@ def test_tensor_table_tells_what_is_left() -> None:
     assert "tied = fc1.weight" in words
 
 
-def test_bytes_of_tensors_are_shown_when_the_record_has_them() -> None:
-    told = {**RECORD, "tensors": [{"name": "fc1.weight", "bytes": 4321}]}
-    assert "Bytes" not in _page(state=_state()).text
-    page = _page(told, state=_state())
-    assert "Bytes" in page.text
-    assert "4,321" in page.text
+def test_the_title_tells_network_data_and_method() -> None:
+    page = render({**RECORD, "data": "my letters"}, [], None, "")
+    assert "<title>lenet-300-100 on my letters · sparse_apt · reefknot</title>" in page
+
+
+@pytest.mark.parametrize("name", ["lenet-300-100_sparse_apt", "lenet-5-caffe_sparse_apt"])
+def test_every_byte_of_a_real_run_is_accounted_for(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(RECORDS / f"2026-11-15_{name}_seed0", tmp_path / "run")
+    page = write_report(folder, open_state(folder / "model.reef")).read_text(encoding="utf-8")
+    section = re.search(r"<h2>Where every byte went</h2>.*?</section>", page, re.DOTALL)
+    assert section is not None
+    rows = {
+        row[0]: row[1:]
+        for row in (
+            re.findall(r"<t[hd][^>]*>([^<]*)</t", row)
+            for row in re.findall(r"<tr>(.*?)</tr>", section[0])
+        )
+    }
+    size = (folder / "model.reef").stat().st_size
+    assert rows.pop("The file")[0] == f"{size:,}"
+    assert rows.pop("Part")[:4] == ["Bytes", "Share", "Places", "Values"]
+    inspected = inspect(folder / "model.reef")
+    for tensor in inspected.tensors:
+        assert rows[tensor.name][0] == f"{tensor.bytes:,.1f}"
+    shown = [float(row[0].replace(",", "")) for row in rows.values()]
+    assert len(shown) == len(inspected.tensors) + 2
+    assert sum(shown) == pytest.approx(size, abs=0.05 * len(shown))
+    assert f"{inspected.xz_bytes:,} after xz" in section[0]
+
+
+def test_without_a_file_no_bytes_are_told() -> None:
+    assert "Where every byte went" not in _page(state=_state()).text
+
+
+@pytest.mark.parametrize(
+    "name", ["2026-11-15_lenet-300-100_dense", "2026-11-16_lenet-300-100_dense-warped"]
+)
+def test_a_dense_run_reports_no_tying(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(RECORDS / f"{name}_seed0", tmp_path / "run")
+    write_report(folder, open_state(folder / "model.reef"))
+    words = _Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert "Validation error" in words
+    for word in ("tying", "ardening", "Shared values", "Rate as papers count", "Predicted size"):
+        assert word not in words.replace("sparse_apt", "")
 
 
 def test_names_from_files_are_escaped_everywhere() -> None:
@@ -223,14 +265,6 @@ def test_missing_rates_come_from_the_state() -> None:
     assert "Rate as papers count" in words
 
 
-def test_dense_run_without_clusters_shows_its_curves() -> None:
-    lines = [{"step": n, "phase": "train", "loss": 1 / (n + 1), "val_error": 3.0} for n in range(5)]
-    page = _page({"method": "dense", "network": "n"}, lines)
-    assert "Data loss" in page.text
-    assert "Cluster centers" not in page.text
-    assert "hard tying" not in page.text
-
-
 def test_steps_told_again_after_a_resume_are_drawn_once() -> None:
     lines = figures.in_order([{"step": s, "n": n} for n, s in enumerate([0, 1, 2, 3, 2, 3, 4])])
     assert [(line["step"], line["n"]) for line in lines] == [
@@ -246,6 +280,16 @@ def test_steps_told_again_after_a_resume_are_drawn_once() -> None:
 def test_phases_meet_where_the_first_ends() -> None:
     found = figures.phases(figures.in_order(_metrics()))
     assert found == [(0, 400, "soft"), (400, 700, "hard")]
+
+
+def test_a_short_last_phase_is_named_too() -> None:
+    """Hard tying is the last thousand of 47,000 steps there."""
+    folder = RECORDS / "2026-11-16_lenet-5-caffe_sparse_apt-1500x_seed0"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    drawings = re.findall(r"<svg.*?</svg>", render({}, lines, None, ""), re.DOTALL)
+    named = [">hard tying<" in drawing for drawing in drawings if ">soft tying<" in drawing]
+    assert len(named) == 7
+    assert all(named)
 
 
 def test_long_runs_stay_small() -> None:
