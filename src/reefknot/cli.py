@@ -33,7 +33,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--out", type=click.Path(path_type=Path), help="Keep the file here (FILE.reef).")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of its own [reefknot-demo].")
 @click.option("--seed", default=0, show_default=True, help="Seed of initialisation and batches.")
 def demo(out: Path | None, seed: int) -> None:
     """Train, tie, pack and check a small network on embedded data, in under a minute."""

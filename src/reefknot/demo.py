@@ -1,107 +1,168 @@
 """The whole story in under a minute: train, tie, pack, read back, check. Needs no download.
 
 Takes     scikit-learn's embedded digits.
-Gives     a table, a `.reef` file if asked for, and a failure if the file is not exact.
+Gives     a folder with two runs, `dense` and `tied`, each with its file and its report; a table of
+          what the tied one weighs, and what to look at next.
 """
 
-import gzip
-import lzma
+import math
+import os
+import shlex
+import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-import torch
 from rich.console import Console
-from safetensors.torch import save as to_safetensors
-from torch import nn
 
-import reefknot
-from reefknot.errors import CheckError
+from reefknot.config import make_config
+from reefknot.errors import ReefknotError
+from reefknot.inspection import inspect
 from reefknot.progress import ProgressBar
-from reefknot.rates import rate_file
-from reefknot.state import TiedState
+from reefknot.run import InterruptedRunError, Record, run
 from reefknot.summary import facts_table
-from reefknot.train import Batches, Plan, error_percent, train
-from reefknot.zoo import DATASETS, NETWORKS, Data
+from reefknot.zoo import DATASETS
 
-DENSE = Plan(soft_steps=1_000, hard_steps=0, rate=1e-3, hard_rate=0.0, decay="cosine")
-TIED = Plan(soft_steps=4_000, hard_steps=1_000, rate=2e-3, hard_rate=1e-3, decay="cosine")
-SETTINGS = {"num_clusters": 17, "tying_strength": 1e-3, "l1_strength": 2e-4, "refit_every": 100}
-BATCH_SIZE = 128
+FOLDER = Path("reefknot-demo")
+
+_NETWORK = {"model": "digits-mlp", "data": "digits"}
+# For a network this small, a second thread waits more than it works.
+_TRAINING = {"threads": 1, "evaluate_every": 500, "checkpoint_every": 1_000_000}
+DENSE: dict[str, Any] = _NETWORK | {
+    "method": "dense",
+    "training": _TRAINING | {"soft_steps": 1_000, "hard_steps": 0},
+    "optimizer": {"name": "adam", "rate": 1e-3, "decay": "cosine"},
+}
+TIED: dict[str, Any] = _NETWORK | {
+    "method": "sparse_apt",
+    "settings": {
+        "num_clusters": 17,
+        "tying_strength": 1e-3,
+        "l1_strength": 2e-4,
+        "refit_every": 100,
+    },
+    "training": _TRAINING | {"soft_steps": 4_000, "hard_steps": 1_000},
+    "optimizer": {"name": "adam", "rate": 2e-3, "hard_rate": 1e-3, "decay": "cosine"},
+}
 
 
 def run_demo(*, out: Path | None = None, seed: int = 0) -> None:
-    """Train a dense and a tied network on the digits, and show what the tied one weighs."""
+    """Train a dense network on the digits, tie it, and show what the tied one weighs.
+
+    Args:
+        out: a folder that is new or empty; without it, the demo's own, whose last content goes.
+        seed: of initialisation and batches.
+    """
     began = time.monotonic()
-    torch.set_num_threads(1)  # for a network this small, a second thread waits more than it works
-    data = DATASETS["digits"]()
-    assert data.test is not None
-    console = Console()
-    console.print("Handwritten digits, 8x8 pixels; a 64-300-100-10 network, trained twice.")
-    with ProgressBar(DENSE.steps + TIED.steps, Console(stderr=True)) as bar:
-        dense_error, _, _, _ = _fit("dense", DENSE, data, seed, bar, 0)
-        soft, hardened, state, model = _fit("sparse_apt", TIED, data, seed, bar, DENSE.steps)
-    assert state is not None
-    final = error_percent(model, *data.test)
-    with tempfile.TemporaryDirectory() as folder:
-        path = out or Path(folder) / "digits.reef"
-        file_bytes = reefknot.save(state, path)
-        _check_exact(model, path, data)
-    plain = to_safetensors(model.state_dict())
+    folder = out or FOLDER
+    _check_free(folder, may_replace=out is None)
+    print("Handwritten digits, 8x8 pixels; a 64-300-100-10 network, trained and then tied.")
+    with _workshop(folder) as place:
+        made = Path(place)
+        _run(DENSE, made / "dense", seed)
+        record = _run(TIED | {"start": str(made / "dense" / "model.reef")}, made / "tied", seed)
+        _put(made, folder)
+    file = folder / "tied" / "model.reef"
+    sizes = inspect(file)
     rows = [
-        ("test error, dense network", f"{dense_error:.2f} %"),
-        ("test error, after soft tying", f"{soft:.2f} %"),
-        ("test error, after hardening", f"{hardened:.2f} %"),
-        ("test error, final", f"{final:.2f} %"),
-        ("density", f"{state.density:.4f}"),
-        ("clusters", f"{state.num_clusters}"),
-        ("bytes, fp32", f"{state.original_bytes:,}"),
-        ("bytes, fp32 and gzip -9", f"{len(gzip.compress(plain, 9)):,}"),
-        (
-            "bytes, fp32 and xz -9e",
-            f"{len(lzma.compress(plain, preset=9 | lzma.PRESET_EXTREME)):,}",
-        ),
-        ("bytes, .reef", f"{file_bytes:,}"),
-        ("rate, fp32 / .reef", f"{rate_file(state, file_bytes):.0f}x"),
+        ("test error, dense network", f"{record['dense_test_error']:.2f} %"),
+        ("test error, tied network", f"{record['test_error']:.2f} %"),
+        ("density", f"{record['density']:.4f}"),
+        ("shared values", f"{record['num_clusters']}"),
+        ("bytes, fp32", f"{sizes.original_bytes:,}"),
+        ("bytes, tied and gzip -9", f"{sizes.gzip_bytes:,}"),
+        ("bytes, tied and xz -9e", f"{sizes.xz_bytes:,}"),
+        ("bytes, .reef", f"{sizes.file_bytes:,}"),
+        ("rate, fp32 / .reef", f"{sizes.rate_file:.0f}x"),
         ("seconds", f"{time.monotonic() - began:.0f}"),
     ]
-    console.print(facts_table(rows))
-    console.print("The file was read back: the loaded network gives the same outputs, bit for bit.")
-    if out:
-        console.print(f"wrote {out}")
+    Console().print(facts_table(rows))
+    test = DATASETS["digits"]().test
+    assert test is not None
+    print(what_it_means(record["dense_test_error"], record["test_error"], len(test.labels)))
+    print("The file was read back bit for bit; the error is that of the network in it.")
+    print(f"\nLook at it:\n{_next_steps(file)}")
 
 
-def _fit(
-    name: str, plan: Plan, data: Data, seed: int, bar: ProgressBar, offset: int
-) -> tuple[float, float, TiedState | None, nn.Module]:
-    """Train one network; gives its test error before and after hardening, its state and itself."""
-    assert data.test is not None
-    torch.manual_seed(seed)
-    model = NETWORKS["digits-mlp"]()
-    method = reefknot.METHODS[name](model, **(SETTINGS if name == "sparse_apt" else {}))
-    optimizer = torch.optim.Adam(model.parameters(), lr=plan.rate)
-    method.attach(optimizer)
-    batches = Batches(*data.train, BATCH_SIZE, seed)
-    before = after = float("nan")
-    for progress in train(model, method, optimizer, batches, plan):
-        if progress.event == "soft":
-            before = error_percent(model, *data.test)
-        elif progress.event == "hardened":
-            after = error_percent(model, *data.test)
-        elif progress.step % 500 == 0:
-            validation = error_percent(model, *data.validation)
-            row = {"val_error": validation, "loss": progress.loss, "step": progress.step + offset}
-            bar.measured(method.stats() | row)
-        bar.stepped(progress._replace(step=progress.step + offset))
-    return before, after, method.finish(), model
+def what_it_means(dense_error: float, tied_error: float, images: int) -> str:
+    """Both errors as images, and whether they differ by more than chance.
+
+    >>> what_it_means(2.0, 2.5, 400)
+    'Of 400 test images the dense network gets 8 wrong and the tied one 10: within chance.'
+    """
+    dense, tied = (round(error * images / 100) for error in (dense_error, tied_error))
+    # Two counts of rare mistakes that are equally likely differ by more once in twenty times.
+    if abs(tied - dense) <= 2 * math.sqrt(dense + tied):
+        verdict = "within chance"
+    elif tied > dense:
+        verdict = f"tying costs {tied - dense}"
+    else:
+        verdict = f"tying saves {dense - tied}"
+    counts = f"the dense network gets {dense} wrong and the tied one {tied}"
+    return f"Of {images} test images {counts}: {verdict}."
 
 
-def _check_exact(model: nn.Module, path: Path, data: Data) -> None:
-    """The network in the file must give the outputs of the one that was trained."""
-    assert data.test is not None
-    loaded = NETWORKS["digits-mlp"]()
-    loaded.load_state_dict(reefknot.load(path))
-    with torch.no_grad():
-        same = torch.equal(model(data.test.inputs), loaded(data.test.inputs))
-    if not same:
-        raise CheckError("the network read back from the file gives other outputs")
+def _run(table: dict[str, Any], folder: Path, seed: int) -> Record:
+    config = make_config(table | {"seed": seed})
+    try:
+        with ProgressBar(config.plan.steps, Console(stderr=True)) as bar:
+            return run(config, folder, display=bar)
+    except InterruptedRunError:  # a demo is over in a minute: it is begun again, not resumed
+        raise KeyboardInterrupt from None
+
+
+# -- the folder -----------------------------------------------------------------------------------
+
+
+def _check_free(folder: Path, *, may_replace: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ReefknotError(f"{folder} is a file; expected a folder, or a new name for one")
+    if not may_replace and folder.is_dir() and any(folder.iterdir()):
+        raise ReefknotError(f"{folder} is not empty; choose another --out")
+
+
+def _workshop(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A place beside the folder for what is not ready yet."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-")
+    except OSError as error:
+        raise ReefknotError(f"{folder} could not be made: {error.strerror}") from error
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Move both runs into the folder; those of an earlier demo go."""
+    try:
+        folder.mkdir(exist_ok=True)
+        for name in ("dense", "tied"):
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+            (made / name).replace(folder / name)
+    except OSError as error:
+        raise ReefknotError(f"{folder} could not be written: {error.strerror}") from error
+
+
+# -- what to do next ------------------------------------------------------------------------------
+
+
+def _next_steps(file: Path) -> str:
+    """Commands that work as they stand, each with what it is for."""
+    page = (file.parent / "report.html").resolve().as_uri()
+    path = shlex.quote(str(file))
+    steps = (
+        (f"{_program('python')} -m webbrowser {shlex.quote(page)}", "the report of the run"),
+        (f"{_program('reefknot')} inspect {path}", "where every byte went"),
+        (f"{_program('reefknot')} unpack {path} digits.safetensors", "for any other program"),
+    )
+    return "\n".join(f"  # {purpose}\n  {command}" for command, purpose in steps)
+
+
+def _program(name: str) -> str:
+    """How to call a program of this environment from here: by name, if the shell finds this one."""
+    beside = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not beside.exists() or (found and Path(found) == beside):
+        return name
+    return shlex.quote(min(str(beside), os.path.relpath(beside), key=len))
