@@ -146,6 +146,7 @@ footer { margin-top: 2.5rem; padding-top: 1rem; padding-bottom: 3rem; color: var
   .wide th:first-child { position: sticky; left: 0; max-width: 9rem; padding-right: .5rem;
     background: var(--paper); }
 }
+@media (max-width: 44rem) { .wide table { min-width: 44rem; } }
 @media print {
   body { font-size: 10.5pt; }
   main, footer { max-width: none; padding: 0; }

@@ -248,7 +248,7 @@ class Chart:
             x = self.x(tick)
             axes.append(tag("line", class_="axis", x1=x, x2=x, y1=foot, y2=foot + 4))
             axes.append(tag("text", text(words), class_="tick x", x=x, y=foot + 18))
-        axes.append(tag("text", text(self.x_label), class_="name", x=right + 25, y=foot + 18))
+        axes.append(tag("text", text(self.x_label), class_="name", x=right + 28, y=foot + 18))
         return _svg([*axes, *self._under, *self._over], self.height, self.label)
 
 
