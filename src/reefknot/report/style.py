@@ -138,15 +138,15 @@ footer { margin-top: 2.5rem; padding-top: 1rem; padding-bottom: 3rem; color: var
   svg.plot text { font-size: 15px; }
   td.meter { min-width: 3rem; }
 }
-@media (max-width: 24rem) { td.meter { display: none; } }
-@media (max-width: 56rem) {
+@media screen and (max-width: 24rem) { td.meter { display: none; } }
+@media screen and (max-width: 56rem) {
   .hint { display: block; }
   .hint + .scroll { margin-top: .25rem; }
   .wide table { min-width: 56rem; } /* wider than the screen, so that the hint is always true */
   .wide th:first-child { position: sticky; left: 0; max-width: 9rem; padding-right: .5rem;
     background: var(--paper); }
 }
-@media (max-width: 44rem) { .wide table { min-width: 44rem; } }
+@media screen and (max-width: 44rem) { .wide table { min-width: 44rem; } }
 @media print {
   body { font-size: 10.5pt; }
   main, footer { max-width: none; padding: 0; }
