@@ -11,8 +11,8 @@ from typing import Any
 
 from reefknot import rates
 from reefknot.inspection import Inspection
-from reefknot.report import figures, tables
-from reefknot.report.figures import Figure
+from reefknot.report import curves, histograms, matrices, tables
+from reefknot.report.figure import Figure
 from reefknot.report.markup import tag, text
 from reefknot.report.style import SHEET
 from reefknot.report.wording import SPACE, count, duration, mapping, number, percent, rate, share
@@ -42,7 +42,7 @@ def render(
     """
     facts = _completed(mapping(record), state)
     tied = bool(state.codebooks) if state is not None else number(facts.get("num_clusters")) != 0
-    lines = figures.in_order(metrics)
+    lines = curves.in_order(metrics)
     if not tied:  # whatever phase the method was in, it tied nothing
         lines = [{**line, "phase": "train"} for line in lines]
     hard = any(line.get("phase") == "hard" for line in lines)
@@ -52,12 +52,12 @@ def render(
         _gallery(
             "Training",
             "Curves over training steps" + ("; the shaded stretch is hard tying." if hard else "."),
-            figures.training(lines, number(facts.get("file_bytes")), tied=tied),
+            curves.training(lines, number(facts.get("file_bytes")), tied=tied),
         ),
         _gallery(
             "Shared values",
             "Negative values are blue, positive ones orange, zero is grey.",
-            [*figures.centers(lines), *figures.histograms(state, lines)],
+            [*curves.centers(lines), *histograms.histograms(state, lines)],
         ),
         _sizes(sizes),
         _tensors(state),
@@ -234,7 +234,7 @@ def _legend(*kinds: tuple[str, str]) -> str:
 def _tensors(state: TiedState | None) -> str:
     if state is None or not state.tensors:
         return ""
-    survey = figures.survey(state)
+    survey = matrices.survey(state)
     parts = [tag("h2", "Tensors"), tables.tensors(survey.tensors)]
     if state.aliases:
         same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from reefknot.inspection import Inspection
-from reefknot.report.figures import Numbers
+from reefknot.report.figure import Numbers
 from reefknot.report.markup import tag, text
 from reefknot.report.structure import Occupancy
 from reefknot.report.wording import DASH, TIMES, count, mapping, number, percent, plain, share

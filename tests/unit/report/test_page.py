@@ -16,7 +16,7 @@ from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
 from reefknot.format import open_state
 from reefknot.inspection import inspect
-from reefknot.report import figures, render, write_report
+from reefknot.report import curves, histograms, render, write_report
 from reefknot.report.wording import SPACE, number, plain, rate, share
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
@@ -266,7 +266,7 @@ def test_missing_rates_come_from_the_state() -> None:
 
 
 def test_steps_told_again_after_a_resume_are_drawn_once() -> None:
-    lines = figures.in_order([{"step": s, "n": n} for n, s in enumerate([0, 1, 2, 3, 2, 3, 4])])
+    lines = curves.in_order([{"step": s, "n": n} for n, s in enumerate([0, 1, 2, 3, 2, 3, 4])])
     assert [(line["step"], line["n"]) for line in lines] == [
         (0, 0),
         (1, 1),
@@ -278,7 +278,7 @@ def test_steps_told_again_after_a_resume_are_drawn_once() -> None:
 
 
 def test_phases_meet_where_the_first_ends() -> None:
-    found = figures.phases(figures.in_order(_metrics()))
+    found = curves.phases(curves.in_order(_metrics()))
     assert found == [(0, 400, "soft"), (400, 700, "hard")]
 
 
@@ -311,10 +311,10 @@ def test_shared_values_are_read_from_types_that_numpy_lacks() -> None:
     half = TiedTensor("w", 0, np.array([0, 1, 1]))
     # bfloat16 0x3f80 is 1.0 and 0xc000 is -2.0: the upper halves of those float32 values.
     bf16 = Codebook(DTYPES["BF16"], np.array([0x3F80, 0xC000], "<u2"))
-    found = figures.shared_values(TiedState((bf16,), (half,)), 0)
+    found = histograms.shared_values(TiedState((bf16,), (half,)), 0)
     assert [(shared.value, shared.weights) for shared in found] == [(-2.0, 2), (1.0, 1)]
     fp8 = Codebook(DTYPES["F8_E4M3"], np.array([0x38, 0x0], "u1"))
-    found = figures.shared_values(TiedState((fp8,), (half,)), 0)
+    found = histograms.shared_values(TiedState((fp8,), (half,)), 0)
     assert [(shared.label, shared.weights) for shared in found] == [("0x00", 2), ("0x38", 1)]
 
 
