@@ -15,7 +15,7 @@ from reefknot.report import curves, histograms, matrices, tables
 from reefknot.report.figure import Figure
 from reefknot.report.markup import tag, text
 from reefknot.report.style import SHEET
-from reefknot.report.wording import SPACE, count, duration, mapping, number, percent, rate, share
+from reefknot.report.wording import count, duration, mapping, number, percent, rate, share
 from reefknot.state import TiedState
 
 OF_TYING = ("rate_paper", "rate_fixed", "num_clusters")  # they count shared values
@@ -101,7 +101,7 @@ def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, 
 
 
 def _title(facts: Mapping[str, Any]) -> str:
-    network, data = facts.get("network"), facts.get("data")
+    network, data = facts.get("network"), facts.get("data_name") or facts.get("data")
     return f"{network or 'A network'}" + (f" on {data}" if data else "")
 
 
@@ -206,7 +206,7 @@ def _sizes(sizes: Inspection | None) -> str:
     """Where every byte went, and what others would make of the same numbers."""
     if sizes is None:
         return ""
-    others = ((f"gzip{SPACE}-9", sizes.gzip_bytes), (f"xz{SPACE}-9e", sizes.xz_bytes))
+    others = (("gzip", sizes.gzip_bytes), ("xz", sizes.xz_bytes))
     ways = [f"{count(sizes.original_bytes)} bytes as they are"]
     ways += [f"{count(size)} after {name}" for name, size in others if size is not None]
     lead = f"The same values take {', '.join(ways)}."
@@ -216,7 +216,7 @@ def _sizes(sizes: Inspection | None) -> str:
         tag("p", text(lead), class_="lead"),
         tables.sizes(sizes),
         _legend(
-            ("places", "places: which weights are not zero"),
+            ("places", "places: which weights are not the most frequent value"),
             ("values", "values: what those are"),
             ("other", "the rest"),
         ),

@@ -15,6 +15,7 @@ from reefknot.report.structure import Occupancy
 from reefknot.report.wording import DASH, TIMES, count, mapping, number, percent, plain, share
 
 STAGES = (
+    ("dense_val_error", "Dense network", "validation"),
     ("dense_test_error", "Dense network", "test"),
     ("val_error_soft", "After soft tying", "validation"),
     ("val_error_hardened", "After hardening", "validation"),

@@ -34,6 +34,7 @@ RECORD: dict[str, Any] = {
     "val_error_hardened": 2.63,
     "val_error": 1.78,
     "test_error": 1.874,
+    "dense_val_error": 1.55,
     "dense_test_error": 1.64,
     "density": 0.0213,
     "num_clusters": 17,
@@ -125,7 +126,7 @@ def test_headline_tells_sizes_rate_and_error() -> None:
 
 def test_errors_stand_in_the_order_of_the_stages() -> None:
     words = _page().text.replace(SPACE, " ")
-    shown = ["1.64 %", "1.71 %", "2.63 %", "1.78 %", "1.87 %"]
+    shown = ["1.55 %", "1.64 %", "1.71 %", "2.63 %", "1.78 %", "1.87 %"]
     places = [words.index(error, words.index("Measured on")) for error in shown]
     assert places == sorted(places)
 
@@ -167,8 +168,10 @@ def test_tensor_table_tells_what_is_left() -> None:
 
 
 def test_the_title_tells_network_data_and_method() -> None:
-    page = render({**RECORD, "data": "my letters"}, [], None, "")
+    page = render({**RECORD, "data": "mine:letters", "data_name": "my letters"}, [], None, "")
     assert "<title>lenet-300-100 on my letters · sparse_apt · reefknot</title>" in page
+    assert "<h1>lenet-300-100 on my letters</h1>" in page
+    assert "<h1>lenet-300-100 on mnist</h1>" in render(RECORD, [], None, "")
 
 
 @pytest.mark.parametrize("name", ["lenet-300-100_sparse_apt", "lenet-5-caffe_sparse_apt"])
