@@ -20,8 +20,6 @@ SOURCE = Path(reefknot.__file__).parent
 
 # Right of the waist: numpy and the standard library. `errors` is for everybody.
 RIGHT = {"state", "dtypes", "rates", "codec", "format", "report", "kernels", "files", "errors"}
-# Right of it as well, but for `verify`, which compares with checkpoints of the left.
-RIGHT_TOO = {"inspection"}
 MAY_IMPORT_ZOO = {"run", "cli", "demo", "zoo"}
 CONTRACT = {
     "method",
@@ -127,7 +125,7 @@ def _broken_by(i: Import) -> Iterator[str]:
     if i.home in RIGHT:
         if i.target == "torch":
             yield f"{i.source} is right of the waist and imports torch"
-        elif i.target.startswith("reefknot") and i.away not in RIGHT | RIGHT_TOO:
+        elif i.target.startswith("reefknot") and i.away not in RIGHT | {"inspection"}:
             yield f"{i.source} is right of the waist and imports {i.target}"
     if i.home == "train" and i.away == "methods":
         contract = i.target == "reefknot.methods.method" or i.name == "Method"
