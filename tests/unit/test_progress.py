@@ -4,12 +4,12 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from reefknot.progress import ProgressBar
-from reefknot.train import Progress
 
 RECORDS = Path(__file__).parents[2] / "experiments" / "records"
 VGG = {"loss": 12345678.0, "val_error": 93.21, "density": 0.0123, "predicted_bytes": 59_944_936}
@@ -24,7 +24,7 @@ def shown(*rows: dict, total: int = 2_000_000, terminal: bool = True) -> str:
     with ProgressBar(total, console) as bar:
         for row in rows:
             bar.measured(row)
-            bar.stepped(Progress("soft", row["step"], row["loss"]))
+            bar.stepped(SimpleNamespace(event="soft", step=row["step"], loss=row["loss"]))
     text = console.file.getvalue()
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
