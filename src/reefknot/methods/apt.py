@@ -33,6 +33,7 @@ from reefknot.methods.tied import NumClusters, TyingMethod, saved_of
 from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
+from reefknot.tying.saved import saved_number
 from reefknot.tying.selection import NETWORK, Scope
 from reefknot.tying.through import FreeWeights
 
@@ -235,10 +236,9 @@ class _ParameterTying(TyingMethod):
         saved |= self._price.state_dict()
         return saved | {"changed": -1.0 if self.changed is None else self.changed}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        super().load_state_dict(state)
-        changed = float(state["changed"])
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        super()._load(state)
+        changed = saved_number(state, "changed", least=-1.0, most=1.0)
         self.changed = None if changed < 0 else changed
         self._price.load_state_dict(state)
         self._l1_factors = {}
@@ -246,6 +246,8 @@ class _ParameterTying(TyingMethod):
             self._weigh()
         self._free = []
         for group in self.groups:
+            if self.has_zero_cluster and (self.hard or self.relaxed):
+                group.require_zero_cluster()
             own = saved_of(group, state)
             if any(key.startswith("free.") for key in own):
                 self._free.append(FreeWeights(group))
