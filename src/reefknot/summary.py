@@ -5,11 +5,13 @@ from typing import Any
 from rich.table import Table
 
 _ROWS = (
-    ("test error, dense parent", "dense_test_error", "{:.2f} %"),
+    ("validation error, dense", "dense_val_error", "{:.2f} %"),
     ("validation error, soft tying", "val_error_soft", "{:.2f} %"),
     ("validation error, hardened", "val_error_hardened", "{:.2f} %"),
     ("validation error, final", "val_error", "{:.2f} %"),
+    ("test error, dense", "dense_test_error", "{:.2f} %"),
     ("test error, final", "test_error", "{:.2f} %"),
+    ("lost to compression", "lost", "{:+.2f} points"),
     ("density", "density", "{:.4f}"),
     ("clusters", "num_clusters", "{:d}"),
     ("original bytes", "original_bytes", "{:,}"),
@@ -32,5 +34,20 @@ def facts_table(rows: list[tuple[str, str]]) -> Table:
 
 def record_table(record: dict[str, Any]) -> Table:
     """What a run's record says."""
-    known = [(title, record.get(key), form) for title, key, form in _ROWS]
+    facts = record | {"lost": _lost(record)}
+    known = [(title, facts.get(key), form) for title, key, form in _ROWS]
     return facts_table([(title, form.format(v)) for title, v, form in known if v is not None])
+
+
+def unknown_loss(record: dict[str, Any]) -> bool:
+    """Whether something was tied, and nothing is known to compare it with."""
+    return bool(record.get("num_clusters")) and _lost(record) is None
+
+
+def _lost(record: dict[str, Any]) -> float | None:
+    """How much more of the test set is wrong than before compression; else, of validation."""
+    for part in ("test_error", "val_error"):
+        before, after = record.get(f"dense_{part}"), record.get(part)
+        if before is not None and after is not None:
+            return after - before
+    return None

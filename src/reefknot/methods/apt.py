@@ -184,8 +184,7 @@ class _ParameterTying(TyingMethod):
     def _weigh_through(self) -> None:
         if self.schedule.looks_at_size(self.step):
             self._price.follow(self.step, self._file_bytes())
-        if not self.refit_every or self.step % self.refit_every == 0:
-            self._predicted_bytes = None
+        self._predicted_bytes = None  # assignments change at every step
         if self.refit_every and self.step % self.refit_every == 0:
             for free in self._free:
                 free.weigh()
