@@ -44,7 +44,7 @@ from reefknot.methods import BASELINE, METHODS, Method
 from reefknot.report import write_report
 from reefknot.state import TiedState
 from reefknot.train import Batches, Plan, Progress, Relabel, blamed_on, error_percent, train
-from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
+from reefknot.zoo import DATASETS, NETWORKS, Data, Split, as_data, resolve
 
 try:
     import fcntl
@@ -410,7 +410,7 @@ def _check_network(config: Config, model: nn.Module, data: Data) -> None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]), blamed_on(what):
         outputs = model(some)
     model.train(was_training)
-    least = data.num_classes
+    least = 1 + max(int(part.labels.max()) for part in _looked_at(config, data))
     if not isinstance(outputs, Tensor):
         found = f"a {type(outputs).__name__}"
     elif outputs.dim() == 2 and len(outputs) == len(some) and outputs.shape[1] >= least:
@@ -421,6 +421,13 @@ def _check_network(config: Config, model: nn.Module, data: Data) -> None:
         f"{what} gave {found}; expected ({len(some)}, classes) with at least {least} classes, "
         f"since the largest label of {config.data!r} is {least - 1}"
     )
+
+
+def _looked_at(config: Config, data: Data) -> Iterator[Split]:
+    """The parts of the data that this run may look at."""
+    yield from (data.train, data.validation)
+    if data.test is not None and config.evaluate_test:
+        yield data.test
 
 
 def _load_parent(model: nn.Module, path: Path, key: str) -> None:

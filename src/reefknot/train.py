@@ -180,12 +180,12 @@ def error_percent(
 
     With `exact` in float64, so that the count is the same on every machine.
     """
-    if exact:
-        model = copy.deepcopy(model).double()
-    was_training = model.training
-    model.eval()
     wrong = 0
     with torch.no_grad(), blamed_on("evaluating the network"):
+        if exact:
+            model = copy.deepcopy(model).double()
+        was_training = model.training
+        model.eval()
         for x, y in zip(inputs.split(1000), labels.split(1000), strict=True):
             outputs = model(x.double() if exact else x)
             wrong += int((outputs.argmax(1) != y).sum())

@@ -367,7 +367,9 @@ def test_an_override_is_one_value_and_not_more_lines(tmp_path: Path) -> None:
         read_config(written(tmp_path, LEAST_TOML), ["seed=1\nevil = 2"])
 
 
-@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2\n"])
+@pytest.mark.parametrize(
+    "content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2\n", b"seed = " + b"1" * 5000]
+)
 def test_what_is_no_toml_is_refused_with_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)
