@@ -73,9 +73,9 @@ def run(
         raise click.UsageError("--resume goes on, --force begins anew: choose one of them.")
     from rich.console import Console
 
-    from reefknot.config import read_config
     from reefknot.progress import ProgressBar
-    from reefknot.run import run as run_config
+    from reefknot.runs.config import read_config
+    from reefknot.runs.run import run as run_config
     from reefknot.summary import record_table, unknown_loss
 
     settings = read_config(config, overrides)

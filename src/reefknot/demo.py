@@ -19,9 +19,9 @@ import reefknot
 from reefknot.errors import CheckError
 from reefknot.progress import ProgressBar
 from reefknot.rates import rate_file
+from reefknot.runs.training import Batches, Plan, error_percent, train
 from reefknot.state import TiedState
 from reefknot.summary import facts_table
-from reefknot.train import Batches, Plan, error_percent, train
 from reefknot.zoo import DATASETS, NETWORKS, Data
 
 DENSE = Plan(soft_steps=1_000, hard_steps=0, rate=1e-3, hard_rate=0.0, decay="cosine")

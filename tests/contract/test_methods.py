@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from reefknot import METHODS, TyingError
 from reefknot.loading import tensors
-from reefknot.train import Batches, Plan, train
+from reefknot.runs.training import Batches, Plan, train
 
 INPUTS = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 4, (64,), generator=torch.Generator().manual_seed(6))

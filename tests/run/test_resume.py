@@ -24,11 +24,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from reefknot.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.cli import main
-from reefknot.config import read_config
 from reefknot.methods import METHODS
-from reefknot.run import run
+from reefknot.runs.checkpoint import read_checkpoint, write_checkpoint
+from reefknot.runs.config import read_config
+from reefknot.runs.run import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and fork")
 
@@ -217,7 +217,7 @@ def server() -> Any:
     context = multiprocessing.get_context("forkserver")
     # The last one is what making an optimizer imports: a second for each process otherwise.
     context.set_forkserver_preload(
-        ["reefknot.run", "reefknot.progress", "reefknot.summary", "torch._dynamo"]
+        ["reefknot.runs.run", "reefknot.progress", "reefknot.summary", "torch._dynamo"]
     )
     return context
 

@@ -21,11 +21,11 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import reefknot
-from reefknot.checkpoint import read_checkpoint
 from reefknot.cli import main
-from reefknot.config import read_config
 from reefknot.format import open_state
-from reefknot.run import InterruptedRunError, run
+from reefknot.runs.checkpoint import read_checkpoint
+from reefknot.runs.config import read_config
+from reefknot.runs.run import InterruptedRunError, run
 from reefknot.state import TiedState
 from reefknot.zoo import DATASETS
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reefknot.config import Config, make_config, nearest, read_config, to_toml
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.train import Plan
+from reefknot.runs.config import Config, make_config, nearest, read_config, to_toml
+from reefknot.runs.training import Plan
 
 LEAST: dict[str, Any] = {"model": "digits-mlp", "data": "digits", "method": "sparse_apt"}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import DivergedError, UserCodeError
 from reefknot.methods import METHODS
-from reefknot.train import Batches, Plan, error_percent, refresh_batchnorm, train
+from reefknot.runs.training import Batches, Plan, error_percent, refresh_batchnorm, train
 
 INPUTS = torch.arange(24.0).reshape(12, 2)
 LABELS = torch.arange(12) % 3

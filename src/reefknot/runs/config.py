@@ -18,7 +18,7 @@ import torch
 from reefknot.errors import ConfigError
 from reefknot.files import read_bytes
 from reefknot.methods import METHODS
-from reefknot.train import Decay, Plan
+from reefknot.runs.training import Decay, Plan
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
