@@ -102,7 +102,11 @@ def report(folder: Path) -> None:
     from reefknot.format import open_state
     from reefknot.report import write_report
 
-    if not (folder / "record.json").is_file():
+    try:
+        is_run = (folder / "record.json").is_file()
+    except OSError as error:
+        raise ReefknotError(f"{folder} could not be read: {error.strerror}") from error
+    if not is_run:
         raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
     click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")
 

@@ -14,7 +14,7 @@ _ROWS = (
     ("test error, final", "test_error", "{:.2f} %"),
     ("test error, lost to compression", "lost_test_error", "{:+.2f} points"),
     ("density", "density", "{:.4f}"),
-    ("clusters", "num_clusters", "{:d}"),
+    ("clusters", "num_clusters", "{:,}"),
     ("original bytes", "original_bytes", "{:,}"),
     (".reef bytes", "file_bytes", "{:,}"),
     ("rate, the file", "rate_file", "{:.1f}x"),
@@ -37,7 +37,9 @@ def record_table(record: dict[str, Any]) -> Table:
     """What a run's record says."""
     facts = record | _lost(record)
     known = [(title, facts.get(key), form) for title, key, form in _ROWS]
-    return facts_table([(title, form.format(v)) for title, v, form in known if v is not None])
+    return facts_table(
+        [(title, form.format(v)) for title, v, form in known if isinstance(v, int | float)]
+    )
 
 
 def unknown_loss(record: dict[str, Any]) -> bool:
@@ -49,6 +51,6 @@ def _lost(record: dict[str, Any]) -> dict[str, float]:
     """How many points more are wrong than before compression, of the test set if it is known."""
     for part in ("test_error", "val_error"):
         before, after = record.get(f"dense_{part}"), record.get(part)
-        if before is not None and after is not None:
+        if isinstance(before, int | float) and isinstance(after, int | float):
             return {f"lost_{part}": after - before}
     return {}

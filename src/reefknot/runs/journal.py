@@ -44,16 +44,16 @@ class Journal:
         """What is wrong with a saved journal."""
         kinds = {"notes": dict, "loss": float, "count": int, "seconds": float, "rows": Tensor}
         if {key: type(value) for key, value in saved.items()} != kinds:
-            yield "a journal has other entries"
+            yield "its journal has other entries than a run saves"
             return
         if not all(type(value) is float for value in saved["notes"].values()):
-            yield "the journal's notes are no numbers"
+            yield "the notes of its journal are no numbers"
         if saved["rows"].dtype != torch.uint8 or saved["rows"].dim() != 1:
-            yield "the journal's rows are no text"
+            yield "the rows of its journal are no text"
         if saved["count"] < 0 or not 0 <= saved["seconds"] < float("inf"):
-            yield "the journal counts less than nothing"
+            yield "its journal has a negative or endless count"
         if not math.isfinite(saved["loss"]):
-            yield "the journal's loss is not finite"
+            yield "the loss of its journal is not finite"
 
     @property
     def seconds(self) -> float:

@@ -163,9 +163,8 @@ def save(path: Path, step: int, parts: Parts, journal: Journal) -> None:
             "threads": torch.get_num_threads(),
             "model": dict(parts.model.state_dict()),
             "method": parts.method.state_dict(),
-            "optimizer": parts.optimizer.state_dict()[
-                "state"
-            ],  # the groups are the configuration's
+            # Its groups are the configuration's.
+            "optimizer": parts.optimizer.state_dict()["state"],
             "random": torch.get_rng_state(),
             "journal": journal.state_dict(),
         },
@@ -182,7 +181,7 @@ def read_saved(path: Path, plan: Plan) -> dict[str, Any]:
 
 def _saved_mistakes(saved: Any, plan: Plan) -> Iterator[str]:
     if not isinstance(saved, dict) or {k: type(v) for k, v in saved.items()} != _SAVED:
-        yield "a run has other entries"
+        yield "it has other entries than a run saves"
         return
     step, threads = saved["step"], saved["threads"]
     if not 0 < step <= plan.steps:
@@ -217,7 +216,7 @@ def _misfits(saved: dict[str, Any], parts: Parts) -> Iterator[str]:
     """Where model and optimizer have other tensors than were saved."""
     yield from unlike(saved["model"], dict(parts.model.state_dict()), "the model")
     for name, _ in parts.model.named_parameters():
-        if not bool(saved["model"][name].isfinite().all()):
+        if name in saved["model"] and not bool(saved["model"][name].isfinite().all()):
             yield f"{name!r} is not finite"
     found, expected = saved["optimizer"], _stepped_state(parts.optimizer)
     for key in found.keys() ^ expected.keys():

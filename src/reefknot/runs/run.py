@@ -143,7 +143,7 @@ def _trained_baseline(
     with torch.random.fork_rng(devices=[]):
         record = run(plain, place, resume=place.exists(), display=display)
     torch.set_num_threads(threads)
-    return {f"dense_{key}": record[key] for key in ("test_error", "val_error")}
+    return {f"dense_{key}": record.get(key) for key in ("test_error", "val_error")}
 
 
 # -- training -------------------------------------------------------------------------------
@@ -197,11 +197,8 @@ def _train(
                         )
                         if display:
                             display.measured(row)
-                    # The last one, since writing the results may fail: a full disk.
-                    if (
-                        progress.step % training.checkpoint_every == 0
-                        or progress.step == plan.steps
-                    ):
+                    last = progress.step == plan.steps  # the disk may be full for the results
+                    if last or progress.step % training.checkpoint_every == 0:
                         checkpoint(progress.step)
                 if display:
                     display.stepped(progress)
@@ -256,9 +253,8 @@ def _conclude(
     if not state.codebooks:  # nothing was tied: a parent for other runs
         write_atomically(folder / "model.safetensors", save_safetensors(tensors(back)))
     write_atomically(folder / "model.reef", content)
-    notes = (
-        journal.notes if state.codebooks else {}
-    )  # nothing is soft or hard where nothing is tied
+    # Nothing is soft or hard where nothing is tied.
+    notes = journal.notes if state.codebooks else {}
     record = {
         "network": config.model,
         "data": config.data,
