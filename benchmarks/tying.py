@@ -201,9 +201,9 @@ class Stopwatch:
 
 def loop_row(steps=2000):
     """The share of `reefknot run` that goes into forward, backward and optimizer (tying included)."""
-    from reefknot import train as training
-    from reefknot.config import make_config
-    from reefknot.run import run
+    from reefknot.runs import training
+    from reefknot.runs.config import make_config
+    from reefknot.runs.run import run
 
     config = make_config({
         "model": "lenet-300-100", "data": "mnist", "method": "sparse_apt", "evaluate_test": False,

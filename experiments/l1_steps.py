@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import reefknot
-from reefknot.train import Batches, Plan, error_percent, train
+from reefknot.runs.training import Batches, Plan, error_percent, train
 from reefknot.zoo import DATASETS, NETWORKS
 
 ROOT = Path(__file__).parents[1]

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 import reefknot
-from reefknot.config import Config, read_config
 from reefknot.format import open_state
 from reefknot.rates import rate_file, rate_paper
-from reefknot.train import error_percent
+from reefknot.runs.config import Config, read_config
+from reefknot.runs.training import error_percent
 from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
 
 RECIPES = Path(__file__).parent

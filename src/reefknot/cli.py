@@ -1,6 +1,8 @@
 """The command line: parses, calls, prints. Imports are made inside, so that --help is quick."""
 
+import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import click
 
 from reefknot import __version__
 from reefknot.cli_files import inspect, pack, plain, unpack, verify
-from reefknot.errors import ReefknotError
+from reefknot.errors import ReefknotError, UserCodeError
+
+_DEBUG = "reefknot.debug"
 
 
 class _Commands(click.Group):
@@ -19,6 +23,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ReefknotError as error:
             lines = "\n".join(plain(line) for line in str(error).splitlines())
+            if ctx.meta.get(_DEBUG):
+                traceback.print_exc()
+            elif isinstance(error, UserCodeError):
+                lines += "; add --debug to see where"
             click.echo(f"reefknot: {lines}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
@@ -47,21 +55,43 @@ def demo(out: Path | None, seed: int) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder [runs/CONFIG-seedN].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an entry.")
 @click.option("--resume", is_flag=True, help="Go on from the folder's checkpoint.")
-def run(config: Path, out: Path | None, overrides: tuple[str, ...], resume: bool) -> None:
+@click.option("--force", is_flag=True, help="Begin anew; deletes what a run has written there.")
+@click.option("--baseline", is_flag=True, help="Also train without compression, to compare with.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def run(
+    config: Path,
+    out: Path | None,
+    overrides: tuple[str, ...],
+    resume: bool,
+    force: bool,
+    baseline: bool,
+    debug: bool,
+) -> None:
     """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
+    click.get_current_context().meta[_DEBUG] = debug
+    if resume and force:
+        raise click.UsageError("--resume goes on, --force begins anew: choose one of them.")
     from rich.console import Console
 
-    from reefknot.config import read_config
     from reefknot.progress import ProgressBar
-    from reefknot.run import run as run_config
-    from reefknot.summary import record_table
+    from reefknot.runs.config import read_config
+    from reefknot.runs.run import run as run_config
+    from reefknot.summary import record_table, unknown_loss
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.seed}"
     console = Console(stderr=True)
     with ProgressBar(settings.plan.steps, console) as bar:
-        record = run_config(settings, folder, resume=resume, display=bar)
+        record = run_config(
+            settings, folder, resume=resume, force=force, baseline=baseline, display=bar
+        )
     Console().print(record_table(record))
+    if unknown_loss(record):
+        click.echo("How much was lost? To train the same network without compression:")
+        config_kept = shlex.quote(str(folder / "config.toml"))
+        click.echo(
+            f"  reefknot run {config_kept} --out {shlex.quote(str(folder))} --resume --baseline"
+        )
     click.echo(f"wrote {folder / 'model.reef'}, {folder / 'record.json'}, {folder / 'report.html'}")
 
 
@@ -72,7 +102,11 @@ def report(folder: Path) -> None:
     from reefknot.format import open_state
     from reefknot.report import write_report
 
-    if not (folder / "record.json").is_file():
+    try:
+        is_run = (folder / "record.json").is_file()
+    except OSError as error:
+        raise ReefknotError(f"{folder} could not be read: {error.strerror}") from error
+    if not is_run:
         raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
     click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
-from reefknot.config import make_config
 from reefknot.errors import ReefknotError
 from reefknot.inspection import inspect
 from reefknot.progress import ProgressBar
-from reefknot.run import InterruptedRunError, Record, run
+from reefknot.runs.config import make_config
+from reefknot.runs.record import Record
+from reefknot.runs.run import InterruptedRunError, run
 from reefknot.summary import facts_table
 from reefknot.zoo import DATASETS
 

@@ -33,8 +33,12 @@ class DataError(ReefknotError):
     """A data set that is missing, damaged or of the wrong shape."""
 
 
+class UserCodeError(ReefknotError):
+    """A network or a function of the user's own has raised something; it is the cause."""
+
+
 class DivergedError(ReefknotError):
-    """Training produced a value that is not finite."""
+    """Training produced a loss or a value that no network can come back from."""
 
     exit_code = 1
 

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from reefknot import train
+from reefknot.runs import training
 
 _PHASES = {"": "training", "train": "training", "soft": "soft tying", "hard": "hard tying"}
 
@@ -45,7 +45,7 @@ class ProgressBar:
     ) -> None:
         self._bar.stop()
 
-    def stepped(self, progress: train.Progress) -> None:
+    def stepped(self, progress: training.Progress) -> None:
         """A step is done; the bar itself is drawn a few times a second."""
         self._loss = progress.loss
         if progress.event == "hardened" and self._phase == "soft":

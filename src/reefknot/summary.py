@@ -5,13 +5,16 @@ from typing import Any
 from rich.table import Table
 
 _ROWS = (
-    ("test error, dense parent", "dense_test_error", "{:.2f} %"),
+    ("validation error, dense", "dense_val_error", "{:.2f} %"),
     ("validation error, soft tying", "val_error_soft", "{:.2f} %"),
     ("validation error, hardened", "val_error_hardened", "{:.2f} %"),
     ("validation error, final", "val_error", "{:.2f} %"),
+    ("validation error, lost to compression", "lost_val_error", "{:+.2f} points"),
+    ("test error, dense", "dense_test_error", "{:.2f} %"),
     ("test error, final", "test_error", "{:.2f} %"),
+    ("test error, lost to compression", "lost_test_error", "{:+.2f} points"),
     ("density", "density", "{:.4f}"),
-    ("clusters", "num_clusters", "{:d}"),
+    ("clusters", "num_clusters", "{:,}"),
     ("original bytes", "original_bytes", "{:,}"),
     (".reef bytes", "file_bytes", "{:,}"),
     ("rate, the file", "rate_file", "{:.1f}x"),
@@ -32,5 +35,22 @@ def facts_table(rows: list[tuple[str, str]]) -> Table:
 
 def record_table(record: dict[str, Any]) -> Table:
     """What a run's record says."""
-    known = [(title, record.get(key), form) for title, key, form in _ROWS]
-    return facts_table([(title, form.format(v)) for title, v, form in known if v is not None])
+    facts = record | _lost(record)
+    known = [(title, facts.get(key), form) for title, key, form in _ROWS]
+    return facts_table(
+        [(title, form.format(v)) for title, v, form in known if isinstance(v, int | float)]
+    )
+
+
+def unknown_loss(record: dict[str, Any]) -> bool:
+    """Whether something was tied, and nothing is known to compare it with."""
+    return bool(record.get("num_clusters")) and not _lost(record)
+
+
+def _lost(record: dict[str, Any]) -> dict[str, float]:
+    """How many points more are wrong than before compression, of the test set if it is known."""
+    for part in ("test_error", "val_error"):
+        before, after = record.get(f"dense_{part}"), record.get(part)
+        if isinstance(before, int | float) and isinstance(after, int | float):
+            return {f"lost_{part}": after - before}
+    return {}

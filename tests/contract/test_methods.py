@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from reefknot import METHODS, TyingError
 from reefknot.loading import tensors
-from reefknot.train import Batches, Plan, train
+from reefknot.runs.training import Batches, Plan, train
 
 INPUTS = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 4, (64,), generator=torch.Generator().manual_seed(6))
@@ -149,6 +149,48 @@ def test_resuming_equals_not_stopping(name, make, stop):
     method.attach(optimizer)
     go(model, method, optimizer, step=stop)
     assert method.finish() == uninterrupted
+
+
+def damages(saved):
+    """The state with one entry wrong, in every way that we can think of."""
+    yield "unknown", saved | {"something": 1}
+    yield "unknown", saved | {7: 1}
+    for key, value in saved.items():
+        yield f"no {key}", {k: v for k, v in saved.items() if k != key}
+        wrong = ["text", None, True, [1], -7, 2.5, 10**400, float("nan"), float("inf")]
+        if isinstance(value, torch.Tensor):
+            wrong += [0, value[:1], value[None], value.to_sparse(), value.new_zeros(0)]
+            types = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64)
+            wrong += [value.to(t) for t in types if t != value.dtype]
+            if value.is_floating_point():
+                wrong += [torch.full_like(value, float("nan")), torch.full_like(value, -torch.inf)]
+            elif value.dtype != torch.bool:
+                wrong += [torch.full_like(value, 77), torch.full_like(value, 5)]
+        else:
+            wrong += [torch.tensor(value), 10**30]
+        for other in wrong:
+            if not (isinstance(value, float) and isinstance(other, int | float)):
+                yield f"{key} = {other!r}", saved | {key: other}
+
+
+@pytest.mark.parametrize("stop", [2, 7])
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name, stop):
+    model, method, optimizer = parts(name, mlp)
+    method.attach(optimizer)
+    go(model, method, optimizer, stop=stop)
+    saved = method.state_dict()
+    _, other, _ = parts(name, mlp, seed=1)
+    before = other.state_dict()
+    for what, damaged in damages(saved):
+        with pytest.raises(TyingError):
+            other.load_state_dict(damaged)
+            pytest.fail(f"accepted: {what}")
+        after = other.state_dict()
+        assert list(after) == list(before)
+        assert all(
+            torch.equal(torch.as_tensor(after[k]), torch.as_tensor(before[k])) for k in after
+        )
+    other.load_state_dict(saved)
 
 
 def test_finishing_before_hardening_is_refused(name, make):

@@ -15,7 +15,7 @@ from experiments import tables
 from safetensors.torch import save_file
 
 from reefknot.cli import main
-from reefknot.config import make_config
+from reefknot.runs.config import make_config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -124,6 +124,7 @@ def test_report_writes_the_page_again(folder: Path, tmp_path: Path) -> None:
 def test_report_refuses_what_is_no_finished_run(folder: Path, tmp_path: Path) -> None:
     refused(command("report", tmp_path / "no"), "holds no finished run: record.json is missing")
     refused(command("report", tmp_path), "holds no finished run: record.json is missing")
+    refused(command("report", tmp_path / ("x" * 300)), "could not be read: File name too long")
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "record.json").write_text("{")
     refused(command("report", copy), "record.json is not valid JSON")

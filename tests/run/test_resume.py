@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import time
@@ -20,9 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from reefknot.cli import main
+from reefknot.methods import METHODS
+from reefknot.runs.checkpoint import read_checkpoint, write_checkpoint
+from reefknot.runs.config import read_config
+from reefknot.runs.run import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and fork")
 
@@ -63,6 +69,7 @@ method = "sparse_apt"
 num_clusters = 5
 tying_strength = 1e-2
 refit_every = 7
+{settings}
 [training]
 soft_steps = {soft}
 hard_steps = {hard}
@@ -89,12 +96,19 @@ class Case(NamedTuple):
     hard: int = 24
     evaluate: int = 4
     checkpoint: int = 6
+    settings: str = ""
 
 
 MOMENTUM = Case(optimizer="sgd", rate=0.1, options="[optimizer.options]\nmomentum = 0.9")
 ADAM = Case(optimizer="adam", rate=0.01)
 NORMS = Case(model="norm_and_dropout", optimizer="adadelta", rate=1.0)
 TINY = Case(model="norm_and_dropout", soft=3, hard=3, evaluate=2, checkpoint=2)
+# Weights behind tied ones: assignments change at every step, not only at a refit.
+THROUGH = Case(
+    checkpoint=5,
+    evaluate=1,
+    settings="relax_from = 4\nthrough_from = 8\nrelax_steps = 16\ntarget_bytes = 150",
+)
 
 
 # -- running --------------------------------------------------------------------------------
@@ -159,7 +173,8 @@ def agree(found: dict[str, Any], case: Case) -> None:
 
 
 def resume(case: Case, out: str) -> None:
-    done = run_here(*arguments(case, out, "--resume"))
+    begun = ["--resume"] if Path(out).exists() else []  # a kill may come before the folder is made
+    done = run_here(*arguments(case, out, *begun))
     assert done.exit_code == 0, done.stderr
     agree(results(Path(out)), case)
 
@@ -202,7 +217,7 @@ def server() -> Any:
     context = multiprocessing.get_context("forkserver")
     # The last one is what making an optimizer imports: a second for each process otherwise.
     context.set_forkserver_preload(
-        ["reefknot.run", "reefknot.progress", "reefknot.summary", "torch._dynamo"]
+        ["reefknot.runs.run", "reefknot.progress", "reefknot.summary", "torch._dynamo"]
     )
     return context
 
@@ -259,6 +274,30 @@ def test_a_killed_run_resumes_bit_for_bit(server: Any, case: Case, phase: str) -
     resume(case, str(out))
 
 
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_resumes_bit_for_bit(server: Any) -> None:
+    case, out = NORMS._replace(soft=300, hard=300), Path("twenty")
+    moments = random.Random(0)
+    for kill in range(20):
+        begun = ["--resume"] if out.exists() else []
+        before = saved_at(out)
+        process = start(server, arguments(case, str(out), *begun), pause=0.005)
+        if kill % 4:  # else while it starts
+            while process.is_alive() and saved_at(out) == before:
+                time.sleep(0.001)
+        process.join(moments.uniform(0.0, 0.05))
+        assert process.is_alive(), Path(f"{out}.errors").read_text()
+        process.kill()
+        process.join(60)
+    assert not (out / "record.json").exists()
+    resume(case, str(out))
+
+
+def saved_at(folder: Path) -> int:
+    path = folder / "checkpoint.safetensors"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
 def test_a_run_killed_twice_resumes_bit_for_bit(server: Any) -> None:
     for flags, phase in ([], "soft"), (["--resume"], "hard"):
         process = start(server, arguments(NORMS, "twice", *flags), pause=0.01)
@@ -295,7 +334,8 @@ def resumes_from_each(moments: dict[int, str], server: Any, name: str) -> None:
         process = start(server, arguments(TINY, out), moment=moment, log=f"{out}.log")
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
-        done = run_here(*arguments(TINY, out, "--resume"))
+        begun = ["--resume"] if Path(out).exists() else []
+        done = run_here(*arguments(TINY, out, *begun))
         if done.exit_code != 0:
             wrong.append(f"{moment} {operation}: {done.stderr}")
             continue
@@ -401,14 +441,291 @@ def test_resuming_a_finished_run_changes_nothing() -> None:
     assert files_of(Path("finished")) == before
 
 
-def test_resuming_what_was_never_begun_begins_it() -> None:
-    resume(TINY, "never-begun")
-
-
-def test_a_damaged_checkpoint_is_refused_in_one_sentence(killed_at: Kill) -> None:
-    killed_at("damaged", "os.rename .model.reef")
-    (Path("damaged") / "checkpoint.safetensors").write_bytes(b"\x80\x04 not a checkpoint")
-    done = run_here(*arguments(TINY, "damaged", "--resume"))
+def test_resuming_what_was_never_begun_is_refused() -> None:
+    done = run_here(*arguments(TINY, "never-begun", "--resume"))
     assert done.exit_code == 2
-    assert done.stderr.startswith("reefknot: damaged/checkpoint.safetensors is not a checkpoint")
-    assert isinstance(done.exception, SystemExit)
+    assert done.stderr == (
+        "reefknot: never-begun is not there, so there is nothing to resume; leave out --resume to "
+        "begin\n"
+    )
+    assert not Path("never-begun").exists()
+
+
+# -- two at once ----------------------------------------------------------------------------
+
+
+def test_resuming_beside_a_running_run_is_refused_and_does_not_disturb_it(server: Any) -> None:
+    case, out = NORMS._replace(checkpoint=1), "beside"
+    process = start(server, arguments(case, out), pause=0.01)
+    refusals = 0
+    while not Path(out, "checkpoint.safetensors").exists():
+        assert process.is_alive()
+    while process.is_alive():
+        done = run_here(*arguments(case, out, "--resume"))
+        if done.exit_code == 0:
+            break  # it had ended just before
+        assert (done.exit_code, done.stderr) == (
+            2,
+            "reefknot: another process is running in beside; wait for it\n",
+        )
+        refusals += 1
+    process.join(60)
+    assert process.exitcode == 0, Path(f"{out}.errors").read_text()
+    assert refusals > 5
+    agree(results(Path(out)), case)
+
+
+def test_of_two_runs_that_start_in_one_fresh_folder_exactly_one_goes_on(server: Any) -> None:
+    for number in range(4):
+        out = Path(f"raced-{number}")
+        processes = []
+        for seed in (0, 1):
+            args = [*arguments(TINY, str(out)), "--set", f"seed={seed}"]
+            context = {"args": (args, f"{out}.{seed}.errors", 0.02, 0, ""), "daemon": True}
+            processes.append(server.Process(target=_command, **context))
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        codes = [process.exitcode for process in processes]
+        assert sorted(codes) == [0, 2]
+        loser, winner = (Path(f"{out}.{codes.index(code)}.errors").read_text() for code in (2, 0))
+        assert "Traceback" not in loser + winner
+        assert loser.splitlines() == [loser.strip()]
+        assert "another process is running in" in loser or "is there already" in loser
+        alone = f"alone-{codes.index(0)}"
+        if not Path(alone).exists():
+            args = [*arguments(TINY, alone), "--set", f"seed={codes.index(0)}"]
+            assert run_here(*args).exit_code == 0
+        assert results(out) == results(Path(alone))
+
+
+# -- crashed, and damaged -------------------------------------------------------------------
+
+
+class CrashError(Exception):
+    """Not ours."""
+
+
+class CrashAt:
+    """A display that raises after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, progress: Any) -> None:
+        if progress.step >= self.step:
+            raise CrashError
+
+    def measured(self, row: dict[str, Any]) -> None:
+        pass
+
+
+def crash(case: Case, out: str, step: int, *, again: bool = False) -> Path:
+    """Leaves a run as a crash after this step leaves it."""
+    config = read_config(Path(arguments(case, out)[1]))
+    with pytest.raises(CrashError):
+        run(config, Path(out), resume=again, display=CrashAt(step))
+    return Path(out)
+
+
+def test_every_figure_of_the_metrics_is_as_undisturbed() -> None:
+    # Rows between the checkpoint and the next refit, in each phase.
+    for number, step in enumerate((6, 11, 17, 23, 28, 41)):
+        crash(THROUGH, "figures", step, again=number > 0)
+    resume(THROUGH, "figures")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "longer"])
+def test_metrics_are_made_whole_again_whatever_happened_to_the_file(damage: str) -> None:
+    path = crash(ADAM, f"metrics-{damage}", 29) / "metrics.jsonl"
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        changed = {"cut": content[:300], "garbage": b"\xff" * 500, "longer": content + content}
+        path.write_bytes(changed[damage])
+    resume(ADAM, str(path.parent))
+
+
+def refused_in_one_sentence(case: Case, checkpoint: Path, words: str) -> None:
+    done = run_here(*arguments(case, str(checkpoint.parent), "--resume"))
+    assert isinstance(done.exception, SystemExit), repr(done.exception)
+    assert done.exit_code == 2, done.stderr
+    assert done.stderr.startswith(f"reefknot: {checkpoint} {words}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def stopped(place: Path) -> Path:
+    """A run that crashed in soft tying."""
+    with contextlib.chdir(place):
+        return crash(ADAM, "to-damage", 20).absolute()
+
+
+@pytest.fixture
+def checkpoint(stopped: Path, request: pytest.FixtureRequest) -> Path:
+    """The checkpoint of a copy of it, to be damaged."""
+    copy = shutil.copytree(stopped, f"damaged-{abs(hash(request.node.name)):x}")
+    return Path(copy) / "checkpoint.safetensors"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda content: b"\x80\x04 not a checkpoint",
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content + b"\0",
+        lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+        lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    ],
+    ids=["text", "empty", "cut", "longer", "one bit", "half zero"],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(
+    checkpoint: Path, damaged: Callable[[bytes], bytes]
+) -> None:
+    checkpoint.write_bytes(damaged(checkpoint.read_bytes()))
+    refused_in_one_sentence(ADAM, checkpoint, "is not a checkpoint that can be read")
+
+
+def assignments(tree: Any) -> list[str]:
+    return [key for key in tree["method"] if "/assignment." in key]
+
+
+def change(*keys: Any, to: Any) -> Callable[[Any], None]:
+    """Replaces one entry of a tree; a function is given the old value."""
+
+    def apply(tree: Any) -> None:
+        for key in keys[:-1]:
+            tree = tree[key]
+        tree[keys[-1]] = to(tree[keys[-1]]) if callable(to) else to
+
+    return apply
+
+
+def change_assignments(which: slice, to: Callable[[torch.Tensor], Any]) -> Callable[[Any], None]:
+    def apply(tree: Any) -> None:
+        for key in assignments(tree)[which]:
+            tree["method"][key] = to(tree["method"][key])
+
+    return apply
+
+
+def drop(*keys: Any) -> Callable[[Any], None]:
+    def apply(tree: Any) -> None:
+        for key in keys[:-1]:
+            tree = tree[key]
+        del tree[keys[-1]]
+
+    return apply
+
+
+def nan(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(tensor, float("nan"))
+
+
+ONE, ALL = slice(-1, None), slice(None)
+CRAFTED: dict[str, Callable[[Any], None]] = {
+    "step negative": change("step", to=-5),
+    "step beyond the end": change("step", to=10**9),
+    "step a text": change("step", to="18"),
+    "step in another phase": change("step", to=30),
+    "step true": change("step", to=True),
+    "threads": change("threads", to=10**6),
+    "no threads": change("threads", to=0),
+    "an entry too many": change("more", to=1),
+    "an entry too few": drop("random"),
+    "random state short": change("random", to=lambda t: t[:100]),
+    "random state of floats": change("random", to=lambda t: t.float()),
+    "random state zero": change("random", to=torch.zeros_like),
+    "weight of another shape": change("model", "0.weight", to=lambda t: t[:3]),
+    "weight of another type": change("model", "0.weight", to=lambda t: t.double()),
+    "weight a number": change("model", "0.weight", to=1.0),
+    "weight gone": drop("model", "0.weight"),
+    "weight not finite": change("model", "0.weight", to=nan),
+    "method gone": change("method", to={}),
+    "method of another step": change("method", "step", to=17),
+    "method hard": change("method", "hard", to=1),
+    "method step a tensor": change("method", "step", to=torch.zeros(3)),
+    "one assignment I32": change_assignments(ONE, lambda t: t.int()),
+    "all assignments I32": change_assignments(ALL, lambda t: t.int()),
+    "all assignments I64": change_assignments(ALL, lambda t: t.long() + 2**40),
+    "all assignments I8": change_assignments(ALL, lambda t: t.to(torch.int8)),
+    "all assignments BOOL": change_assignments(ALL, lambda t: t.bool()),
+    "an assignment of floats": change_assignments(ONE, lambda t: t.float()),
+    "an assignment a number": change_assignments(ONE, lambda t: 3),
+    "an assignment of another shape": change_assignments(ONE, lambda t: t[:1]),
+    "an assignment to cluster 250": change_assignments(ONE, lambda t: t * 0 + 250),
+    "zero cluster 200": change("method", "network/zero_cluster", to=200),
+    "zero cluster a text": change("method", "network/zero_cluster", to="x"),
+    "zero cluster -7": change("method", "network/zero_cluster", to=-7),
+    "too few centers": change("method", "network/centers", to=lambda t: t[:1]),
+    "no centers": change("method", "network/centers", to=lambda t: t[:0]),
+    "too many centers": change("method", "network/centers", to=lambda t: t.repeat(9)),
+    "centers a matrix": change("method", "network/centers", to=lambda t: t.reshape(1, -1)),
+    "centers of integers": change("method", "network/centers", to=lambda t: t.long()),
+    "centers not finite": change("method", "network/centers", to=nan),
+    "centers gone": drop("method", "network/centers"),
+    "changed a text": change("method", "changed", to="x"),
+    "price gone": drop("method", "price"),
+    "optimizer of others": change("optimizer", to={7: {"step": torch.tensor(1.0)}}),
+    "optimizer a list": change("optimizer", to=[]),
+    "optimizer without a moment": drop("optimizer", 0, "exp_avg"),
+    "moment of another shape": change("optimizer", 0, "exp_avg", to=lambda t: t[:1]),
+    "moment of integers": change("optimizer", 0, "exp_avg", to=lambda t: t.long()),
+    "moment a text": change("optimizer", 0, "exp_avg", to="x"),
+    "journal gone": change("journal", to={}),
+    "journal of floats": change("journal", "rows", to=lambda t: t.float()),
+    "notes of texts": change("journal", "notes", to={"val_error_soft": "x"}),
+    "count negative": change("journal", "count", to=-1),
+    "loss not finite": change("journal", "loss", to=float("nan")),
+    "seconds endless": change("journal", "seconds", to=float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_checkpoint_is_refused_in_one_sentence(checkpoint: Path, name: str) -> None:
+    """Its checksum is right; types, shapes and ranges are not."""
+    tree = read_checkpoint(checkpoint)
+    assert len(assignments(tree)) > 1
+    CRAFTED[name](tree)
+    write_checkpoint(checkpoint, tree)
+    crafted = files_of(checkpoint.parent)
+    refused_in_one_sentence(ADAM, checkpoint, "does not fit this run")
+    assert files_of(checkpoint.parent) == crafted
+
+
+def test_the_checkpoint_that_was_damaged_is_fine_without_damage(checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, read_checkpoint(checkpoint))
+    resume(ADAM, str(checkpoint.parent))
+
+
+# Settings that let a method show what it does within the steps of a case.
+METHOD_SETTINGS = {
+    "bayesian_compression": "num_examples = 108\nwarmup_steps = 4",
+    "deep_compression": "quality = 1.0\nprune_every = 5\nprune_rounds = 2",
+    "dense": None,
+    "soft_weight_sharing": "num_examples = 108\ntau = 0.1\nnum_components = 7",
+    "sparse_vd": "num_examples = 108\nwarmup_steps = 4",
+    "l1_threshold": "l1_strength = 1e-3\nthreshold = 0.05\nprune_at = 10",
+    "magnitude_kmeans": "density = 0.5",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_of_every_method_goes_on_after_crashes_as_if_undisturbed(method: str) -> None:
+    settings = METHOD_SETTINGS.get(method, "")
+    clusters = "" if settings is None else "num_clusters = 5"
+    text = CONFIG.format(**ADAM._asdict()).replace("sparse_apt", method)
+    before, _, after = text.partition("[settings]")
+    rest = after[after.index("[training]") :]
+    config = Path(f"every-{method}.toml")
+    config.write_text(f"{before}[settings]\n{clusters}\n{settings or ''}\n{rest}")
+    out = Path(f"every-{method}")
+    for step in (10, 35):
+        with pytest.raises(CrashError):
+            run(read_config(config), out, resume=out.exists(), display=CrashAt(step))
+    run(read_config(config), out, resume=True)
+    run(read_config(config), Path(f"{out}-whole"))
+    assert results(out) == results(Path(f"{out}-whole"))

@@ -1,10 +1,16 @@
 """`reefknot run` from a configuration to a folder, on the digits and on a user's own network."""
 
+import contextlib
 import fcntl
 import json
 import os
+import shlex
+import shutil
+import signal
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +21,11 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import reefknot
-from reefknot.checkpoint import read_checkpoint
 from reefknot.cli import main
-from reefknot.config import read_config
 from reefknot.format import open_state
+from reefknot.runs.checkpoint import read_checkpoint
+from reefknot.runs.config import read_config
+from reefknot.runs.run import InterruptedRunError, run
 from reefknot.state import TiedState
 from reefknot.zoo import DATASETS
 
@@ -148,6 +155,7 @@ def test_the_record_has_what_the_design_says(tied: Path) -> None:
     record = record_of(tied)
     assert record.keys() >= RECORD_KEYS
     assert (record["network"], record["data"]) == ("digits-mlp", "digits")
+    assert record["data_name"] == "digits"
     assert (record["method"], record["seed"], record["threads"]) == ("sparse_apt", 3, 1)
     assert record["dense_test_error"] is None
     assert record["versions"]["torch"] == torch.__version__
@@ -213,6 +221,7 @@ def test_the_same_configuration_gives_the_same_bytes(tied: Path, tmp_path: Path)
 def test_the_table_and_the_paths_are_printed(tmp_path: Path) -> None:
     done = command("run", digits_config(tmp_path, "dense"), "--out", tmp_path / "out")
     assert "test error, final" in done.stdout
+    assert "tying" not in done.stdout
     assert f"wrote {tmp_path / 'out' / 'model.reef'}" in done.stdout
     assert done.stderr.count("training") == 3  # one line a measurement where there is no terminal
 
@@ -238,6 +247,7 @@ def test_a_dense_run_writes_a_parent_that_other_tools_read(dense: Path) -> None:
     assert all(torch.equal(loaded[name], from_reef[name]) for name in loaded)
     record = record_of(dense)
     assert record["density"] > 0.99
+    assert record["val_error_soft"] is record["val_error_hardened"] is None  # nothing is tied
     assert {row["phase"] for row in rows_of(dense)} == {"train"}
     assert record["test_error"] == pytest.approx(
         perceptron_error(open_state(dense / "model.reef"), "test")
@@ -251,6 +261,7 @@ def test_a_run_starts_from_a_parent(dense: Path, tmp_path: Path, parent: str) ->
     small = ("--set", "training.soft_steps=1", "--set", "optimizer.rate=1e-9")
     out = finished(config, tmp_path / "out", "--set", start, *small)
     assert record_of(out)["dense_test_error"] == record_of(dense)["test_error"]
+    assert record_of(out)["dense_val_error"] == record_of(dense)["val_error"]
     # One tiny step away, the error is the parent's; a fresh network's is about 90 %.
     assert record_of(out)["val_error_soft"] == pytest.approx(record_of(dense)["val_error"], abs=1)
 
@@ -301,7 +312,8 @@ def test_a_folder_that_is_there_is_refused_and_left_alone(tied: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     config = digits_config(tmp_path)
-    refused(command("run", config, "--out", config), "is there already")
+    refused(command("run", config, "--out", config), "is a file; --out names a folder")
+    refused(command("run", config, "--out", config, "--resume"), "is a file; --out names a folder")
     refused(command("run", config, "--out", config / "deeper"), "could not be made")
     assert config.is_file()
 
@@ -321,6 +333,190 @@ def test_a_mistake_found_before_training_leaves_nothing_in_the_way(
     config, out = digits_config(tmp_path), tmp_path / "out"
     assert command("run", config, "--out", out, "--set", slip).exit_code == 2
     assert not out.exists() or not list(out.iterdir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_run_that_fails_with_nothing_worth_keeping_leaves_nothing_in_the_way(
+    tmp_path: Path,
+) -> None:
+    config, out = digits_config(tmp_path), tmp_path / "out"
+    assert command("run", config, "--out", out, *EXPLODING).exit_code == 1
+    assert not out.exists()
+    (tmp_path / "there").mkdir()
+    assert command("run", config, "--out", tmp_path / "there", *EXPLODING).exit_code == 1
+    assert list((tmp_path / "there").iterdir()) == []
+    finished(config, out)
+
+
+def test_a_failed_run_with_a_checkpoint_is_kept_until_force(tmp_path: Path) -> None:
+    config, out = digits_config(tmp_path), tmp_path / "out"
+    unsteady = ("--set", "optimizer.name=sgd", "--set", "optimizer.rate=1e4")
+    done = command("run", config, "--out", out, *unsteady, "--set", "training.checkpoint_every=1")
+    assert done.exit_code == 1
+    kept = contents(out)
+    assert "checkpoint.safetensors" in kept
+    refused(command("run", config, "--out", out), "add --resume to go on in it, --force to delete")
+    refused(command("run", config, "--out", out, "--resume"), "add --force to begin anew")
+    # What is wrong with the new run is found before anything of the old one is deleted.
+    refused(command("run", config, "--out", out, "--force", "--set", "data=digit"), "data set")
+    assert contents(out) == kept
+    finished(config, out, "--force")
+    whole = finished(config, tmp_path / "whole")
+    assert sorted(contents(out)) == sorted(contents(whole))
+    assert contents(out)["model.reef"] == contents(whole)["model.reef"]
+
+
+def test_force_deletes_nothing_that_no_run_has_written(tied: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tied, tmp_path / "out"))
+    (folder / "notes.txt").write_text("mine")
+    before = contents(folder)
+    refused(command("run", folder / "config.toml", "--out", folder, "--force"), "'notes.txt'")
+    assert contents(folder) == before
+
+
+def test_force_and_resume_exclude_each_other(tmp_path: Path) -> None:
+    done = command("run", digits_config(tmp_path), "--force", "--resume")
+    assert done.exit_code == 2
+    assert "choose one of them" in done.stderr
+
+
+def test_a_name_that_is_too_long_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    config, long = digits_config(tmp_path), tmp_path / ("x" * 300)
+    refused(command("run", config, "--out", long), "could not be made: File name too long")
+    for more in (["--out", long, "--resume"], ["--set", f"start={long}"]):
+        refused(command("run", config, "--out", tmp_path / "out", *more), "File name too long")
+    refused(command("run", long), "File name too long")
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[Path]:
+    """A folder that may be entered, as somebody to whom rights matter: root may do anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+@pytest.mark.parametrize("rights", [0o000, 0o600])
+def test_a_folder_without_search_rights_is_refused_in_one_sentence(rights: int) -> None:
+    with unprivileged() as place:
+        config, locked = digits_config(place), place / "locked"
+        (locked / "inside").mkdir(parents=True)
+        locked.chmod(rights)
+        for out in (locked, locked / "inside", locked / "new"):
+            refused(command("run", config, "--out", out, "--resume"), "")
+            refused(command("run", config, "--out", out), "")
+        locked.chmod(0o700)
+
+
+def test_a_kept_configuration_that_is_not_utf8_is_refused_in_one_sentence(
+    tied: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tied, tmp_path / "out"))
+    (folder / "config.toml").write_bytes(b'model = "\xff"\n')
+    done = command("run", tied / "config.toml", "--out", folder, "--resume")
+    refused(done, "config.toml is damaged: it is not UTF-8 (byte 9); add --force to begin anew")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_damaged_record_is_refused_in_one_sentence(
+    tied: Path, tmp_path: Path, content: bytes
+) -> None:
+    folder = Path(shutil.copytree(tied, tmp_path / "out"))
+    (folder / "record.json").write_bytes(content)
+    done = command("run", tied / "config.toml", "--out", folder, "--resume")
+    refused(done, "record.json ")
+
+
+# -- the baseline ---------------------------------------------------------------------------
+
+
+def test_without_anything_to_compare_with_the_command_that_trains_it_is_printed(
+    dense: Path, tmp_path: Path
+) -> None:
+    config, out = digits_config(tmp_path), tmp_path / "o u t"
+    done = command("run", config, "--out", out, "--set", "seed=3")
+    (line,) = (x for x in done.stdout.splitlines() if x.endswith("--baseline"))
+    assert "lost to compression" not in done.stdout
+    assert record_of(out)["dense_val_error"] is None
+    done = command(*shlex.split(line)[1:])
+    assert done.exit_code == 0, done.stderr
+    late = record_of(out)
+    assert late["dense_val_error"] == record_of(out / "baseline")["val_error"]
+    lost = late["test_error"] - late["dense_test_error"]
+    assert f"test error, lost to compression  {lost:+.2f} points" in done.stdout
+    assert "validation error, lost" not in done.stdout
+    assert "--baseline" not in done.stdout
+    assert (
+        "baseline" not in command("run", dense / "config.toml", "--out", dense, "--resume").stdout
+    )
+    # As if it had been asked for at once; and it changes nothing of the run itself.
+    at_once = finished(config, tmp_path / "at once", "--set", "seed=3", "--baseline")
+    assert (at_once / "model.reef").read_bytes() == (out / "model.reef").read_bytes()
+    assert record_of(at_once) | {"seconds": 0} == late | {"seconds": 0}
+    page = (out / "report.html").read_text()
+    assert "Dense network" in page
+
+
+def test_the_baseline_is_the_run_of_the_same_configuration_without_compression(
+    tmp_path: Path,
+) -> None:
+    config, out = digits_config(tmp_path, settings="num_clusters = 3"), tmp_path / "out"
+    finished(config, out, "--baseline")
+    plain = finished(
+        digits_config(tmp_path, "dense"), tmp_path / "plain", "--set", "training.hard_steps=30"
+    )
+    inside = out / "baseline"
+    assert (inside / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+    assert record_of(out)["dense_test_error"] == record_of(plain)["test_error"]
+    # --force begins with the baseline anew, too.
+    finished(config, out, "--force", "--set", "seed=1")
+    assert not inside.exists()
+
+
+class StopsAt:
+    """A display that stops a run once it has been shown so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def stepped(self, progress: Any) -> None:
+        self.left -= progress.event == "step"
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def measured(self, row: Any) -> None:
+        pass
+
+
+def test_a_run_that_is_stopped_in_its_baseline_goes_on_with_it(tmp_path: Path) -> None:
+    config = read_config(digits_config(tmp_path))
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    for number, steps in enumerate((70, 60)):  # in the baseline, then in the run itself
+        with pytest.raises(InterruptedRunError):
+            run(config, out, baseline=not number, resume=bool(number), display=StopsAt(steps))
+    assert (out / "baseline" / "record.json").exists()
+    record = run(config, out, resume=True)
+    assert record | {"seconds": 0} == run(config, whole, baseline=True) | {"seconds": 0}
+    assert (out / "model.reef").read_bytes() == (whole / "model.reef").read_bytes()
+
+
+def test_a_baseline_of_what_has_one_already_is_refused(dense: Path, tmp_path: Path) -> None:
+    config = digits_config(tmp_path, entries=f'start = "{dense / "model.reef"}"')
+    done = command("run", config, "--out", tmp_path / "out", "--baseline")
+    refused(done, "which start names already")
+    plain = digits_config(tmp_path, "dense")
+    refused(command("run", plain, "--out", tmp_path / "out", "--baseline"), "which this one is")
+    assert not (tmp_path / "out").exists()
 
 
 # -- the test set ---------------------------------------------------------------------------
@@ -379,7 +575,7 @@ def test_without_evaluate_test_the_test_set_is_never_looked_at(
     assert record_of(out)["val_error"] is not None
     # And the network does see it when asked to.
     done = command("run", config, "--out", tmp_path / "seen", *own)
-    assert str(done.exception) == "the test set was looked at"
+    refused(done, "evaluating the network failed with AssertionError: the test set was looked at")
 
 
 # -- a user's own network -------------------------------------------------------------------
@@ -439,6 +635,98 @@ def test_what_is_not_a_network_or_data_is_refused_in_one_sentence(
     own_module("mine/parts.py", MINE)
     config = digits_config(tmp_path)
     refused(command("run", config, "--out", tmp_path / "out", "--set", override), words)
+
+
+FAULTY = """
+import dataclasses
+import torch
+from torch import nn
+from reefknot.zoo import DATASETS
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def too_narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(60, 10))
+
+def too_few_classes():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+
+def images():
+    return nn.Linear(8, 10)
+
+class Pair(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs.flatten(1)), 1
+
+def pair():
+    return Pair(64, 10)
+
+class Tired(nn.Linear):
+    def forward(self, inputs):
+        if self.training and torch.is_grad_enabled():
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps > 3:
+                raise OverflowError("no more,\\n  please")
+        return super().forward(inputs.flatten(1))
+
+def tired():
+    return Tired(64, 10)
+
+def raises():
+    raise ZeroDivisionError("one of mine")
+
+def data():
+    return DATASETS["digits"]()
+
+def torn():
+    def augment(inputs, generator):
+        raise KeyError("torn")
+    return dataclasses.replace(data(), augment=augment)
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model=mine.faulty:raises", "the network 'mine.faulty:raises' failed with ZeroDivision"),
+        ("data=mine.faulty:raises", "the data 'mine.faulty:raises' failed with ZeroDivisionError"),
+        (
+            "model=mine.faulty:too_narrow",
+            "the network 'mine.faulty:too_narrow' on inputs of shape (2, 1, 8, 8) failed with "
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        ),
+        (
+            "model=mine.faulty:too_few_classes",
+            "gave outputs of shape (2, 7); expected (2, classes) with at least 10 classes, since "
+            "the largest label of 'digits' is 9",
+        ),
+        ("model=mine.faulty:images", "gave outputs of shape (2, 1, 8, 10); expected (2, classes)"),
+        ("model=mine.faulty:pair", "gave a tuple; expected (2, classes)"),
+        (
+            "model=mine.faulty:tired",
+            "step 4 failed with OverflowError: no more, please; add --debug",
+        ),
+        ("data=mine.faulty:torn", "step 1 failed with KeyError: 'torn'; add --debug to see where"),
+    ],
+)
+def test_what_a_users_own_code_raises_is_one_sentence(
+    own_module: Any, tmp_path: Path, override: str, words: str
+) -> None:
+    own_module("mine/faulty.py", FAULTY)
+    config, out = digits_config(tmp_path), tmp_path / "out"
+    refused(command("run", config, "--out", out, "--set", override), words)
+    assert not out.exists()
+
+
+def test_debug_shows_the_traceback(own_module: Any, tmp_path: Path) -> None:
+    own_module("mine/faulty.py", FAULTY)
+    wrong = ("--out", tmp_path / "out", "--set", "model=mine.faulty:raises")
+    done = command("run", digits_config(tmp_path), *wrong, "--debug")
+    assert done.exit_code == 2
+    assert 'mine/faulty.py", line' in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("failed with ZeroDivisionError: one of mine")
+    assert "Traceback" not in command("run", digits_config(tmp_path), *wrong).stderr
 
 
 BLOTS = """

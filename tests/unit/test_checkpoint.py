@@ -1,8 +1,10 @@
 """Checkpoints: any tree comes back as it was, and nothing but a whole one is read."""
 
+import hashlib
 import json
 import math
 import pickle  # noqa: TID251  to make a file that must be refused
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-from reefknot.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.errors import FormatError, ReefknotError
+from reefknot.runs.checkpoint import read_checkpoint, unlike, write_checkpoint
 
 DTYPES = [
     torch.float32,
@@ -187,19 +189,28 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
             read_checkpoint(path)
 
 
-def test_a_bit_flipped_in_the_header_is_no_error_but_ours(tmp_path: Path) -> None:
+def test_a_bit_flipped_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c"
     write_checkpoint(path, {"step": 3, "w": torch.arange(3.0)})
     whole = path.read_bytes()
-    header_bytes = 8 + struct.unpack("<Q", whole[:8])[0]
-    for bit in range(0, 8 * header_bytes, 3):  # 3 and 8 share no factor: every place of a byte
+    for bit in range(0, 8 * len(whole), 3):  # 3 and 8 share no factor: every place of a byte
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(bytes(flipped))
-        try:
+        with pytest.raises(FormatError, match="is not a checkpoint that can be read"):
             read_checkpoint(path)
-        except FormatError:
-            continue
+
+
+def test_a_checkpoint_without_a_checksum_is_refused(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "c", metadata={"reefknot": '{"dict": []}'})
+    with pytest.raises(FormatError, match="it has no checksum"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_a_text_that_looks_like_the_checksum_is_not_taken_for_it(tmp_path: Path) -> None:
+    tree = {'"sha256":"' + "0" * 64: '"sha256":"' + "0" * 64}
+    write_checkpoint(tmp_path / "c", tree)
+    assert read_checkpoint(tmp_path / "c") == tree
 
 
 @pytest.mark.parametrize(
@@ -218,9 +229,39 @@ def test_a_bit_flipped_in_the_header_is_no_error_but_ours(tmp_path: Path) -> Non
     ],
 )
 def test_a_skeleton_that_makes_no_tree_is_refused(tmp_path: Path, skeleton: str) -> None:
-    save_file({"0": torch.ones(1)}, tmp_path / "c", metadata={"reefknot": skeleton})
-    with pytest.raises(FormatError, match="is not a checkpoint that can be read"):
+    blank = "0" * 64
+    content = save({"0": torch.ones(1)}, {"reefknot": skeleton, "sha256": blank})
+    checksum = hashlib.sha256(content).hexdigest()
+    (tmp_path / "c").write_bytes(content.replace(blank.encode(), checksum.encode(), 1))
+    with pytest.raises(FormatError, match="is not a checkpoint that can be read") as found:
         read_checkpoint(tmp_path / "c")
+    assert "checksum" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "words"),
+    [
+        (1, True, "is of type int, expected bool"),
+        ({"a": 1}, {}, "has an unknown entry 'a'"),
+        ({}, {"a": 1}, "has no entry 'a'"),
+        ([1], [1, 2], "has 1 entries, expected 2"),
+        ((1, 2.0), (1, 2), r"\[1\] is of type float, expected int"),
+        (
+            {"a": [1, torch.ones(2)]},
+            {"a": [1, torch.ones(3)]},
+            r"of shape \(2,\), expected float32",
+        ),
+        (torch.ones(2).double(), torch.ones(2), r"is float64 of shape \(2,\), expected float32"),
+        (torch.ones(()), 1.0, "is of type Tensor, expected float"),
+    ],
+)
+def test_a_tree_that_is_unlike_another_one_is_said_where(
+    found: Any, expected: Any, words: str
+) -> None:
+    assert list(unlike(expected, expected, "it")) == []
+    (sentence,) = unlike(found, expected, "it")
+    assert re.match(r"it(\[.*\])? ", sentence)
+    assert re.search(words, sentence)
 
 
 def test_the_metadata_is_plain_json(tmp_path: Path) -> None:

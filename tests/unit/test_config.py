@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reefknot.config import Config, make_config, nearest, read_config, to_toml
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.train import Plan
+from reefknot.runs.config import Config, make_config, nearest, read_config, to_toml
+from reefknot.runs.training import Plan
 
 LEAST: dict[str, Any] = {"model": "digits-mlp", "data": "digits", "method": "sparse_apt"}
 
@@ -367,7 +367,9 @@ def test_an_override_is_one_value_and_not_more_lines(tmp_path: Path) -> None:
         read_config(written(tmp_path, LEAST_TOML), ["seed=1\nevil = 2"])
 
 
-@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2\n"])
+@pytest.mark.parametrize(
+    "content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2\n", b"seed = " + b"1" * 5000]
+)
 def test_what_is_no_toml_is_refused_with_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)

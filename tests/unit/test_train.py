@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import DivergedError
+from reefknot.errors import DivergedError, UserCodeError
 from reefknot.methods import METHODS
-from reefknot.train import Batches, Plan, error_percent, refresh_batchnorm, train
+from reefknot.runs.training import Batches, Plan, error_percent, refresh_batchnorm, train
 
 INPUTS = torch.arange(24.0).reshape(12, 2)
 LABELS = torch.arange(12) % 3
@@ -320,3 +320,22 @@ def test_a_loss_that_is_not_finite_stops_with_the_step() -> None:
         trained(Plan(9, 1, 0.01, 0.01), model=model)
     # The bad step was not taken: the weights are still those of step 2.
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_a_loss_that_is_finite_and_absurd_stops_with_the_step() -> None:
+    class _Exploding(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) * 1e27
+
+    with pytest.raises(DivergedError, match=r"the loss is \d(\.\d+)?e\+2\d at step 1"):
+        trained(Plan(9, 1, 0.01, 0.01), model=_Exploding(2, 3))
+
+
+def test_what_a_network_raises_becomes_one_sentence_with_the_step_and_its_cause() -> None:
+    class _Raising(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            raise IndexError("of mine,\n  on two lines")
+
+    with pytest.raises(UserCodeError, match="step 1 failed with IndexError: of mine, on") as found:
+        trained(Plan(9, 1, 0.01, 0.01), model=_Raising(2, 3))
+    assert isinstance(found.value.__cause__, IndexError)

@@ -28,8 +28,11 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
+BASELINE = Dense.name  # what the others are compared with
+
 __all__ = [
     "APT",
+    "BASELINE",
     "L2",
     "METHODS",
     "BayesianCompression",

@@ -33,6 +33,7 @@ from reefknot.methods.tied import NumClusters, TyingMethod, saved_of
 from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
+from reefknot.tying.saved import saved_number
 from reefknot.tying.selection import NETWORK, Scope
 from reefknot.tying.through import FreeWeights
 
@@ -183,8 +184,7 @@ class _ParameterTying(TyingMethod):
     def _weigh_through(self) -> None:
         if self.schedule.looks_at_size(self.step):
             self._price.follow(self.step, self._file_bytes())
-        if not self.refit_every or self.step % self.refit_every == 0:
-            self._predicted_bytes = None
+        self._predicted_bytes = None  # assignments change at every step
         if self.refit_every and self.step % self.refit_every == 0:
             for free in self._free:
                 free.weigh()
@@ -235,10 +235,9 @@ class _ParameterTying(TyingMethod):
         saved |= self._price.state_dict()
         return saved | {"changed": -1.0 if self.changed is None else self.changed}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        super().load_state_dict(state)
-        changed = float(state["changed"])
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        super()._load(state)
+        changed = saved_number(state, "changed", least=-1.0, most=1.0)
         self.changed = None if changed < 0 else changed
         self._price.load_state_dict(state)
         self._l1_factors = {}
@@ -246,6 +245,8 @@ class _ParameterTying(TyingMethod):
             self._weigh()
         self._free = []
         for group in self.groups:
+            if self.has_zero_cluster and (self.hard or self.relaxed):
+                group.require_zero_cluster()
             own = saved_of(group, state)
             if any(key.startswith("free.") for key in own):
                 self._free.append(FreeWeights(group))

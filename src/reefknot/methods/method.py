@@ -27,6 +27,7 @@ from reefknot.errors import TyingError
 from reefknot.methods.hooks import Step, StepHooks
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensors import dtype_for, to_array
+from reefknot.tying.saved import refuse_unknown, saved_count
 from reefknot.tying.selection import original_name, unwrapped
 
 log = logging.getLogger("reefknot")
@@ -102,8 +103,24 @@ class Method(ABC):
         return {"step": self.step, "hard": int(self.hard)}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        self.step, self.hard = int(state["step"]), bool(int(state["hard"]))
+        """Go on exactly where `state_dict` was called; before or after `attach`.
+
+        A state that does not fit is refused, and leaves the method as it was.
+        """
+        if not isinstance(state, Mapping):
+            raise TyingError(f"a saved state is a dict, found a {type(state).__name__}")
+        before = self.state_dict()
+        try:
+            self._load(state)
+            refuse_unknown(state, self.state_dict())
+        except TyingError:
+            self._load(before)
+            raise
+
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Take over the entries that `state_dict` gives, each one checked."""
+        self.step = saved_count(state, "step")
+        self.hard = bool(saved_count(state, "hard", most=1))
 
     def stats(self) -> Stats:
         """What a progress bar or a log shows: phase, step, density, predicted bytes, clusters."""

@@ -30,6 +30,7 @@ from reefknot.methods.settings import (
 from reefknot.methods.tied import TyingMethod
 from reefknot.rates import predicted_bytes
 from reefknot.tying.ops import flat
+from reefknot.tying.saved import saved_tensor
 from reefknot.tying.selection import original_name
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -232,15 +233,11 @@ class NoisyMethod(TyingMethod):
         saved = super().state_dict()
         return saved | {key: value.detach().clone() for key, value in self._learned()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        super().load_state_dict(state)
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        super()._load(state)
         for key, parameter in self._learned():
-            value = state.get(key)
-            if not isinstance(value, Tensor) or value.shape != parameter.shape:
-                raise TyingError(f"the saved state has another {key!r}; is the model the same?")
-            with torch.no_grad():
-                parameter.copy_(value)
+            value = saved_tensor(state, key, dtype=parameter.dtype, shape=parameter.shape)
+            parameter.detach().copy_(value)
         for layer in self.layers:
             layer.remove() if self.hard else layer.install()
 

@@ -21,6 +21,7 @@ from reefknot.methods.method import Saved
 from reefknot.methods.tied import TyingMethod
 from reefknot.tying import ops
 from reefknot.tying.group import Group
+from reefknot.tying.saved import saved_tensor
 
 _PREFIX = "pruned."
 
@@ -82,12 +83,13 @@ class PruningMethod(TyingMethod):
             f"{_PREFIX}{name}": mask.clone() for name, mask in self.pruned.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        super().load_state_dict(state)
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        super()._load(state)
         self.pruned = {}
+        if self.hard or not any(str(key).startswith(_PREFIX) for key in state):
+            return
         for group in self.groups:
             for name, parameter in group.members.items():
-                mask = state.get(f"{_PREFIX}{name}")
-                if isinstance(mask, Tensor):
-                    self.pruned[name] = ops.like(mask.clone(), parameter)
+                key = f"{_PREFIX}{name}"
+                mask = saved_tensor(state, key, dtype=torch.bool, shape=parameter.shape)
+                self.pruned[name] = ops.like(mask.clone(), parameter)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reefknot.methods.settings import count_mistakes, is_real, number_mistakes
+from reefknot.tying.saved import saved_count, saved_number
 
 _LOOKS = 100  # at the file's size, between `through_from` and the end of relaxing
 _SPARE = 1.05  # how much larger than `target_bytes` the file is when relaxing begins
@@ -98,8 +99,8 @@ class Price:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
-        self.now, self.least = float(state["price"]), float(state["least_price"])
-        self.first_bytes = int(state["first_bytes"])
+        self.now, self.least = saved_number(state, "price"), saved_number(state, "least_price")
+        self.first_bytes = saved_count(state, "first_bytes")
 
 
 def schedule_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from reefknot.state import MAX_CODEBOOK
 from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.mixture import Components, Gamma, Mixture, merged, most_likely
+from reefknot.tying.saved import saved_tensor
 from reefknot.tying.selection import NETWORK, Scope
 
 _FACTORS = {
@@ -227,14 +228,12 @@ class SoftWeightSharing(TyingMethod):
             for key, parameter in mixture.parameters.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        super().load_state_dict(state)
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        super()._load(state)
         for name, mixture in self.mixtures.items():
-            for key, parameter in mixture.parameters.items():
-                saved = state[f"{_PREFIX}{name}.{key}"]
-                assert isinstance(saved, Tensor)
-                parameter.detach().copy_(saved)
+            for key, own in mixture.parameters.items():
+                entry = f"{_PREFIX}{name}.{key}"
+                own.detach().copy_(saved_tensor(state, entry, dtype=own.dtype, shape=own.shape))
 
 
 def _rows(group: Group) -> list[Tensor]:

@@ -180,10 +180,9 @@ class TyingMethod(Method):
                 saved.update({f"{group.name}/{key}": v for key, v in group.state_dict().items()})
         return saved
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`."""
-        super().load_state_dict(state)
-        saved = {key.rpartition("/")[0] for key in state if "/" in key}
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        super()._load(state)
+        saved = self.hard or any("/" in str(key) for key in state)
         for group in self.groups:
             own = saved_of(group, state)
             if not own and saved:
@@ -275,4 +274,4 @@ def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
 def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:
     """What a saved state has of one group, under the group's own names."""
     prefix = f"{group.name}/"
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    return {k.removeprefix(prefix): v for k, v in state.items() if str(k).startswith(prefix)}

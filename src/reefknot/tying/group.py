@@ -17,6 +17,7 @@ from reefknot.errors import DivergedError, TyingError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.kmeans1d import MANY, Distance, kmeans1d, nearest, refit
 from reefknot.tying import ops
+from reefknot.tying.saved import saved_count, saved_tensor
 from reefknot.tying.selection import Named
 
 Start = Literal["even", "kmeans"]
@@ -360,23 +361,37 @@ class Group:
         self._zeros_stay, self._ready = True, None
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Take up where `state_dict` was called."""
-        centers, zero = state["centers"], int(state["zero_cluster"])
-        assert isinstance(centers, Tensor)
-        self.centers = centers.double().cpu().numpy().copy()
-        self.zero_cluster = None if zero < 0 else zero
+        """Take up where `state_dict` was called; all is checked before any of it is used."""
+        centers = saved_tensor(state, "centers", dtype=torch.float64)
+        if centers.dim() != 1 or not 1 <= len(centers) <= self.num_clusters:
+            raise TyingError(
+                f"the saved state of group {self.name!r} has centers of shape "
+                f"{tuple(centers.shape)}, for {self.num_clusters:,} clusters; was num_clusters "
+                "another?"
+            )
+        zero = saved_count(state, "zero_cluster", least=-1, most=len(centers) - 1)
+        assignments = {}
         for name, parameter in self.members.items():
-            assignment = state[f"assignment.{name}"]
-            assert isinstance(assignment, Tensor)
-            if assignment.shape != parameter.shape:
+            key = f"assignment.{name}"
+            saved = saved_tensor(state, key, dtype=self._index_dtype, shape=parameter.shape)
+            if not 0 <= int(saved.min()) <= int(saved.max()) < len(centers):
                 raise TyingError(
-                    f"the saved assignment of {name!r} has shape {tuple(assignment.shape)}, the "
-                    f"parameter {tuple(parameter.shape)}; was it saved for another model?"
+                    f"the saved assignment of {name!r} names clusters from {int(saved.min())} to "
+                    f"{int(saved.max())}, but there are {len(centers):,}; was it damaged?"
                 )
-            self.assignments[name] = torch.empty_like(parameter, dtype=assignment.dtype)
-            self.assignments[name].copy_(assignment)
+            assignments[name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
+        self.centers, self.assignments = centers.cpu().numpy().copy(), assignments
+        self.zero_cluster = None if zero < 0 else zero
         self._zeros_stay, self._ready = True, None
         self._count()
+
+    def require_zero_cluster(self) -> None:
+        """Refuse a saved state in which no cluster is zero, although one must be by now."""
+        if self.zero_cluster is None:
+            raise TyingError(
+                f"the saved state of group {self.name!r} has no zero cluster, and its zeros were "
+                "fixed when it was saved; was it damaged?"
+            )
 
     def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
         """Centers, and the assignment of all members in one row."""
@@ -392,11 +407,14 @@ class Group:
 
     def _allocate(self) -> None:
         """Room for the assignment of each member, laid out like its weights."""
-        narrow = assignment_dtype(self.num_clusters) == np.uint8
-        dtype = torch.uint8 if narrow else torch.int32
         for name, parameter in self.members.items():
-            self.assignments[name] = torch.zeros_like(parameter, dtype=dtype)
+            self.assignments[name] = torch.zeros_like(parameter, dtype=self._index_dtype)
         self._ready = None
+
+    @property
+    def _index_dtype(self) -> torch.dtype:
+        narrow = assignment_dtype(self.num_clusters) == np.uint8
+        return torch.uint8 if narrow else torch.int32
 
     def _count(self) -> None:
         zeros = np.zeros(len(self._centers), np.int64)

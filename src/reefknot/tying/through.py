@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import DivergedError, TyingError
+from reefknot.errors import DivergedError
 from reefknot.tying import ops
 from reefknot.tying.cost import VALUE_BITS, nonzero_bits
 from reefknot.tying.group import Group
+from reefknot.tying.saved import saved_tensor
 
 _KINDS = ("alive", "free", "bits")  # what is saved of each member
 
@@ -128,13 +129,11 @@ class FreeWeights:
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Take up where `state_dict` was called; the group has its own state already."""
         for name, parameter in self.group.members.items():
-            full = [state[f"{kind}.{name}"] for kind in _KINDS]
-            if any(getattr(tensor, "shape", None) != parameter.shape for tensor in full):
-                raise TyingError(
-                    f"the saved free weights of {name!r} are not of its shape "
-                    f"{tuple(parameter.shape)}; were they saved for another model?"
-                )
-            alive, weights, bits = (torch.as_tensor(tensor) for tensor in full)
+            types = (torch.bool, parameter.dtype, torch.float32)
+            alive, weights, bits = (
+                saved_tensor(state, f"{kind}.{name}", dtype=dtype, shape=parameter.shape)
+                for kind, dtype in zip(_KINDS, types, strict=True)
+            )
             self._lay_out(name, alive, weights, bits)
 
 

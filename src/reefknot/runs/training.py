@@ -13,6 +13,7 @@ by the model, the optimizer, the method and torch's random state; saving those f
 import copy
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -22,12 +23,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from reefknot.errors import DivergedError
+from reefknot.errors import DivergedError, ReefknotError, UserCodeError
 from reefknot.methods import Method
 
 Decay = Literal["constant", "linear", "cosine"]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Relabel = Callable[[Tensor, Tensor], Tensor]
+
+# In nats: a network that knows nothing has ln(classes). Beyond this one it learns nothing any more,
+# even if every number is still finite.
+MAX_LOSS = 1e6
 
 
 @dataclass(frozen=True)
@@ -140,19 +145,32 @@ def train(
             return
         for group in optimizer.param_groups:
             group["lr"] = plan.rate_at(step) * group.get("rate_factor", 1.0)
-        inputs, labels = batches[step]
-        optimizer.zero_grad()
-        objective = cross_entropy(model(inputs), labels)
-        objective.backward()
+        with blamed_on(f"step {step + 1:,}"):
+            inputs, labels = batches[step]
+            optimizer.zero_grad()
+            objective = cross_entropy(model(inputs), labels)
+            objective.backward()
         loss = objective.item()
-        if not math.isfinite(loss):
-            raise DivergedError(f"the loss is {loss} at step {step + 1:,}")
+        if not loss <= MAX_LOSS:  # nor is NaN
+            raise DivergedError(f"the loss is {loss:.3g} at step {step + 1:,}")
         try:
             optimizer.step()
         except DivergedError as error:
             raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
         yield Progress("step", step, loss)
+
+
+@contextmanager
+def blamed_on(what: str) -> Iterator[None]:
+    """Around a user's own code: what it raises becomes the cause of one sentence."""
+    try:
+        yield
+    except ReefknotError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserCodeError(f"{what} failed with {type(error).__name__}: {reason}") from error
 
 
 def error_percent(
@@ -162,12 +180,12 @@ def error_percent(
 
     With `exact` in float64, so that the count is the same on every machine.
     """
-    if exact:
-        model = copy.deepcopy(model).double()
-    was_training = model.training
-    model.eval()
     wrong = 0
-    with torch.no_grad():
+    with torch.no_grad(), blamed_on("evaluating the network"):
+        if exact:
+            model = copy.deepcopy(model).double()
+        was_training = model.training
+        model.eval()
         for x, y in zip(inputs.split(1000), labels.split(1000), strict=True):
             outputs = model(x.double() if exact else x)
             wrong += int((outputs.argmax(1) != y).sum())
@@ -186,7 +204,7 @@ def refresh_batchnorm(model: nn.Module, batches: Batches, num_batches: int = 100
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average over all that follow
-    with torch.no_grad():
+    with torch.no_grad(), blamed_on("estimating batch-norm statistics"):
         for number in range(min(num_batches, batches.per_epoch)):
             model(batches.before_relabel(number)[0])
     for norm, momentum in zip(norms, momenta, strict=True):

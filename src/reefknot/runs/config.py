@@ -18,7 +18,7 @@ import torch
 from reefknot.errors import ConfigError
 from reefknot.files import read_bytes
 from reefknot.methods import METHODS
-from reefknot.train import Decay, Plan
+from reefknot.runs.training import Decay, Plan
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
@@ -35,7 +35,10 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class Training:
-    """How long, in what portions, and how often to look; `threads = 0` leaves torch's default."""
+    """How long, in what portions, and how often to look.
+
+    `threads = 0` leaves torch's default: one for each physical core, or OMP_NUM_THREADS.
+    """
 
     soft_steps: int = 60_000
     hard_steps: int = 10_000
@@ -102,7 +105,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """
     try:
         table = tomllib.loads(read_bytes(path).decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of syntax, of UTF-8, a number of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     _anchor(table, path.parent)
     for override in overrides:
@@ -300,7 +303,7 @@ def _override(table: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set takes key=value, found {override!r}")
     try:
         parsed = tomllib.loads(f"x = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         parsed = {"x": text}  # a bare word is a text
     if parsed.keys() != {"x"}:
         raise ConfigError(f"--set takes one key=value, found {override!r}")

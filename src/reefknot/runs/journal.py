@@ -1,0 +1,95 @@
+"""metrics.jsonl, and what else a run must remember about its past.
+
+Takes     losses, and what was measured at a step.
+Gives     a row for each measurement, appended to the file and kept for the checkpoint.
+Unaware   of what is measured.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reefknot.errors import ReefknotError
+from reefknot.files import write_atomically
+from reefknot.runs.record import Record
+
+
+class Journal:
+    """metrics.jsonl and what else a run must remember about its past.
+
+    A checkpoint holds the rows as well: whatever happened to the file meanwhile, a resumed run has
+    all of them, and none twice.
+    """
+
+    def __init__(self, folder: Path, saved: dict[str, Any] | None) -> None:
+        self.folder = folder
+        self.path = folder / "metrics.jsonl"
+        self.notes: dict[str, float] = dict(saved["notes"]) if saved else {}
+        self._loss: float = saved["loss"] if saved else 0.0
+        self._count: int = saved["count"] if saved else 0
+        self._seconds_before = saved["seconds"] if saved else 0.0
+        self._began = time.monotonic()
+        self._rows = bytearray(saved["rows"].numpy().tobytes() if saved else b"")
+        write_atomically(self.path, bytes(self._rows))
+
+    @staticmethod
+    def mistakes(saved: dict[str, Any]) -> Iterator[str]:
+        """What is wrong with a saved journal."""
+        kinds = {"notes": dict, "loss": float, "count": int, "seconds": float, "rows": Tensor}
+        if {key: type(value) for key, value in saved.items()} != kinds:
+            yield "its journal has other entries than a run saves"
+            return
+        if not all(type(value) is float for value in saved["notes"].values()):
+            yield "the notes of its journal are no numbers"
+        if saved["rows"].dtype != torch.uint8 or saved["rows"].dim() != 1:
+            yield "the rows of its journal are no text"
+        if saved["count"] < 0 or not 0 <= saved["seconds"] < float("inf"):
+            yield "its journal has a negative or endless count"
+        if not math.isfinite(saved["loss"]):
+            yield "the loss of its journal is not finite"
+
+    @property
+    def seconds(self) -> float:
+        """Time spent, over all parts of an interrupted run."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def add_loss(self, loss: float) -> None:
+        """Count the data loss of one step."""
+        self._loss, self._count = self._loss + loss, self._count + 1
+
+    def measure(self, step: int, *, rate: float, val_error: float, stats: dict[str, Any]) -> Record:
+        """Write one row: the mean data loss since the last one, and how things stand."""
+        row = {
+            **stats,
+            "step": step,
+            "rate": rate,
+            "loss": self._loss / max(self._count, 1),
+            "val_error": val_error,
+            "seconds": round(self.seconds, 3),
+        }
+        self._loss, self._count = 0.0, 0
+        text = (json.dumps(row) + "\n").encode()
+        self._rows += text
+        try:
+            with self.path.open("ab") as file:
+                file.write(text)
+        except OSError as error:
+            raise ReefknotError(f"{self.path} could not be written: {error.strerror}") from error
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the journal."""
+        return {
+            "notes": dict(self.notes),
+            "loss": self._loss,
+            "count": self._count,
+            "seconds": self.seconds,
+            "rows": torch.from_numpy(np.array(self._rows, np.uint8)),
+        }
