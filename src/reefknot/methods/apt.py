@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from reefknot.format import encode
 from reefknot.methods.hooks import Step
-from reefknot.methods.method import Saved, Stats
+from reefknot.methods.method import Saved, Stats, log
 from reefknot.methods.schedule import Price, Schedule, schedule_mistakes
 from reefknot.methods.settings import (
     choice_mistakes,
@@ -39,6 +39,7 @@ from reefknot.tying.through import FreeWeights
 
 L1Step = Literal["subgradient", "proximal"]
 
+_FRACTION_BITS = 52  # of a float64; narrower types have fewer
 _CHOICES = {
     "init": ("even", "kmeans"),
     "l1_step": ("subgradient", "proximal"),
@@ -93,6 +94,7 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             if not group.assignments:
                 group.start(self.settings["init"])
+                self._predicted_bytes = None
 
     def before_step(self, step: Step) -> None:
         """Soft tying: add the pull to the own center and to zero. Hard tying: share gradients."""
@@ -157,6 +159,7 @@ class _ParameterTying(TyingMethod):
         return not self.hard and self.schedule.relaxed(self.step)
 
     def _relax(self) -> None:
+        density = self._density()
         if self.refit_every:
             self._refit()
         for group in self.groups:
@@ -167,6 +170,7 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             group.fix_zeros()
         self._predicted_bytes = None
+        log.info("zeros are fixed: density %.4f before, %.4f after", density, self._density())
 
     def _start_through(self) -> None:
         self._free = [FreeWeights(group) for group in self.groups]
@@ -255,9 +259,10 @@ class _ParameterTying(TyingMethod):
 
     def stats(self) -> Stats:
         """Density, k-means penalty, predicted bytes, and each group's clusters."""
-        self._start()
         penalty = 0.0
         for group in self.groups:
+            if not group.assignments:
+                continue
             absolute, square = group.deviations()
             penalty += float(absolute.sum() if group.distance == "l1" else square.sum() / 2)
         return super().stats() | {"kmeans_penalty": penalty, "changed": self.changed}
@@ -446,6 +451,7 @@ class SparseAPT(_ParameterTying):
 
 def _small_file_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
     if settings.get("center_bits") is not None:
-        yield from count_mistakes(settings, "center_bits", meaning="a whole number of bits")
+        meaning = f"a whole number of bits from 0 to {_FRACTION_BITS}"
+        yield from count_mistakes(settings, "center_bits", most=_FRACTION_BITS, meaning=meaning)
     if settings.get("rate_power") and settings.get("l1_step", "subgradient") != "subgradient":
         yield 'rate_power needs l1_step = "subgradient": a proximal step has one strength for all'

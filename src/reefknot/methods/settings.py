@@ -30,12 +30,16 @@ def number_mistakes(settings: Settings, *keys: str, least: float = 0.0) -> Itera
 
 
 def count_mistakes(
-    settings: Settings, *keys: str, least: int = 0, meaning: str = "a whole number"
+    settings: Settings,
+    *keys: str,
+    least: int = 0,
+    most: float = math.inf,
+    meaning: str = "a whole number",
 ) -> Iterator[str]:
-    """These are whole numbers of at least `least`; `meaning` says of what."""
+    """These are whole numbers from `least` to `most`; `meaning` says of what."""
     for key in keys:
         value = settings.get(key, least)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             yield f"{key} must be {meaning}, found {value!r}"
 
 

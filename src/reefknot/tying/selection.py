@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from reefknot.errors import ConfigError, TyingError
-from reefknot.tying.ops import is_dense
+from reefknot.tying.ops import fills_its_memory
 
 Scope = str | Mapping[str, Sequence[str] | str]
 NETWORK = "network"
@@ -77,7 +77,7 @@ def select(
         if reason is not None:
             skipped[name] = reason
             continue
-        if not is_dense(parameter):
+        if not fills_its_memory(parameter):
             raise TyingError(
                 f"{name!r} does not fill its memory (strides {tuple(parameter.stride())}), so it "
                 "cannot be tied in place; make it contiguous, or exclude it"
@@ -92,6 +92,11 @@ def select(
     return Selection({_title(k, list(groups)): tuple(v) for k, v in groups.items()}, skipped)
 
 
+def is_trainable(dtype: torch.dtype) -> bool:
+    """Whether weights of this type can be tied while they train."""
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
 def _reason_to_skip(
     name: str, parameter: nn.Parameter, include: list[str], exclude: list[str]
 ) -> str | None:
@@ -101,10 +106,11 @@ def _reason_to_skip(
         return "excluded"
     if not parameter.requires_grad:
         return "frozen: it does not require a gradient"
-    if not parameter.is_floating_point():
-        return f"{parameter.dtype} is not a floating-point type"
-    if parameter.dtype.itemsize < 2:
-        return f"{parameter.dtype} is too narrow to train"
+    if not is_trainable(parameter.dtype):
+        why = (
+            "too narrow to train" if parameter.is_floating_point() else "not a floating-point type"
+        )
+        return f"{parameter.dtype} is {why}"
     if parameter.numel() == 0:
         return "it has no elements"
     return None
