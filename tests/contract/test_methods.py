@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from reefknot import METHODS, TyingError
+from reefknot import METHODS, ConfigError, TyingError
+from reefknot.config import read_config
 from reefknot.loading import tensors
 from reefknot.train import Batches, Plan, train
 
@@ -48,6 +49,17 @@ def convnet():
     )
 
 
+def normed():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LayerNorm(144),
+        nn.Linear(144, 4),
+    )
+
+
 def parts(name, make, seed=0):
     torch.manual_seed(seed)
     model = make()
@@ -69,7 +81,7 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(params=[mlp, convnet], ids=["mlp", "convnet"])
+@pytest.fixture(params=[mlp, convnet, normed], ids=["mlp", "convnet", "normed"])
 def make(request):
     return request.param
 
@@ -148,6 +160,42 @@ def test_resuming_equals_not_stopping(name, make, stop):
     method.attach(optimizer)
     go(model, method, optimizer, step=stop)
     assert method.finish() == uninterrupted
+
+
+@pytest.mark.parametrize("norms", ["own", "tied", "kept"])
+@pytest.mark.parametrize("name", sorted(SETTINGS))  # all but dense, which ties nothing
+def test_norm_layers_have_values_of_their_own_or_those_of_all_or_are_kept(name, norms):
+    torch.manual_seed(0)
+    model = normed()
+    settings = SETTINGS[name] | {"norms": norms, "scope": "network", "exclude": ()}
+    method = METHODS[name.split()[0]](model, **settings)
+    optimizer = torch.optim.SGD(method.parameter_groups(), lr=0.05)
+    method.attach(optimizer)
+    go(model, method, optimizer)
+    state = method.finish()
+    assert len(state.codebooks) == (2 if norms == "own" else 1)
+    names = {"1.weight", "1.bias", "4.weight", "4.bias"}
+    of_norms = [tensor for tensor in state.tensors if tensor.name in names]
+    kinds = {type(tensor).__name__ for tensor in of_norms}
+    assert kinds == {"KeptTensor" if norms == "kept" else "TiedTensor"}
+    if norms == "own":
+        assert {tensor.codebook for tensor in of_norms} == {1}
+        scales = torch.cat([model[1].weight, model[4].weight])
+        assert scales.min() > 0.5  # neither pulled to zero nor pruned
+    assert len(method.skipped) == (4 if norms == "kept" else 0)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"dense"}))
+def test_how_norm_layers_are_tied_is_a_setting_as_any_other(name, tmp_path):
+    settings = {k: f"{v}".lower() for k, v in SETTINGS[name].items()}
+    lines = [f"{key} = {value}" for key, value in settings.items()]
+    text = f'model = "digits-mlp"\ndata = "digits"\nmethod = "{name}"\n[settings]\n'
+    config = tmp_path / "run.toml"
+    config.write_text(text + "\n".join([*lines, 'norms = "kept"']))
+    assert read_config(config).settings["norms"] == "kept"
+    config.write_text(text + "\n".join([*lines, 'norms = "folded"']))
+    with pytest.raises(ConfigError, match="norms must be one of own, tied, kept, found 'folded'"):
+        read_config(config)
 
 
 REPLACED = {

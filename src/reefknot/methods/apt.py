@@ -34,7 +34,7 @@ from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
 from reefknot.tying.saved import saved_number
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 from reefknot.tying.through import FreeWeights
 
 L1Step = Literal["subgradient", "proximal"]
@@ -49,8 +49,6 @@ _CHOICES = {
 
 class _ParameterTying(TyingMethod):
     """What plain and sparse APT share."""
-
-    has_zero_cluster: ClassVar[bool]
 
     def __init__(self, model: nn.Module, **settings: Any) -> None:
         super().__init__(model, settings)
@@ -110,7 +108,7 @@ class _ParameterTying(TyingMethod):
         if self.relaxed or self.l1_step == "proximal":
             l1 = 0.0
         for group, grads in found:
-            if not l1 or not self._l1_factors:
+            if not l1 or not self._l1_factors or not group.sparse:
                 group.add_pull_(grads, tying, l1)
                 continue
             group.add_pull_(grads, tying, 0.0)
@@ -124,8 +122,8 @@ class _ParameterTying(TyingMethod):
         if self.hard:
             return
         if self.l1_step == "proximal" and self.l1_strength and not self.relaxed:
-            for rate, _, _, parameter in self._held_by(step):
-                if parameter.grad is not None:
+            for rate, group, _, parameter in self._held_by(step):
+                if parameter.grad is not None and group.sparse:
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         for free in self._free:
             free.take()
@@ -178,7 +176,8 @@ class _ParameterTying(TyingMethod):
             free.tie(0.0)
         self._predicted_bytes = None
         if self.schedule.target_bytes:
-            weights = [w for free in self._free for w in free.weights.values()]
+            sparse = [free for free in self._free if free.group.sparse]
+            weights = [w for free in sparse for w in free.weights.values()]
             squares = sum(float(w.double().square().sum()) for w in weights)
             self._price.start(self._file_bytes(), squares / max(sum(len(w) for w in weights), 1))
 
@@ -250,7 +249,7 @@ class _ParameterTying(TyingMethod):
             self._weigh()
         self._free = []
         for group in self.groups:
-            if self.has_zero_cluster and (self.hard or self.relaxed):
+            if self.hard or self.relaxed:
                 group.require_zero_cluster()
             own = saved_of(group, state)
             if any(key.startswith("free.") for key in own):
@@ -269,7 +268,7 @@ class _ParameterTying(TyingMethod):
 
     def _alive(self, group: Group) -> np.ndarray:
         alive = super()._alive(group)
-        if self.has_zero_cluster:
+        if group.sparse:
             alive[group.smallest_center()] = False
         return alive
 
@@ -286,6 +285,8 @@ class APT(_ParameterTying):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
         init: first centers, "even" over the range of the weights or by "kmeans" (better from a
             trained parent).
         distance: "l2" (k-means) or "l1" (k-medians).
@@ -304,6 +305,7 @@ class APT(_ParameterTying):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
         init: Start = "even",
         distance: Literal["l2", "l1"] = "l2",
     ) -> None:
@@ -315,6 +317,7 @@ class APT(_ParameterTying):
             scope=scope,
             include=include,
             exclude=exclude,
+            norms=norms,
             init=init,
             distance=distance,
         )
@@ -334,6 +337,8 @@ class RandomTying(_ParameterTying):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "random_tying"
@@ -348,6 +353,7 @@ class RandomTying(_ParameterTying):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         super().__init__(
             model,
@@ -357,6 +363,7 @@ class RandomTying(_ParameterTying):
             scope=scope,
             include=include,
             exclude=exclude,
+            norms=norms,
             init="even",
         )
 
@@ -377,6 +384,8 @@ class SparseAPT(_ParameterTying):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
         init: first centers, "even" over the range of the weights or by "kmeans" (better from a
             trained parent).
         distance: "l2" (k-means) or "l1" (k-medians).
@@ -403,7 +412,6 @@ class SparseAPT(_ParameterTying):
     """
 
     name: ClassVar[str] = "sparse_apt"
-    has_zero_cluster: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -417,6 +425,7 @@ class SparseAPT(_ParameterTying):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
         init: Start = "even",
         distance: Literal["l2", "l1"] = "l2",
         rate_power: float = 0.0,
@@ -437,6 +446,7 @@ class SparseAPT(_ParameterTying):
             scope=scope,
             include=include,
             exclude=exclude,
+            norms=norms,
             init=init,
             distance=distance,
             rate_power=rate_power,

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from reefknot.state import MAX_CODEBOOK
-from reefknot.tying.selection import NETWORK, TENSOR
+from reefknot.tying.selection import NETWORK, TENSOR, Norms
 
 Settings = Mapping[str, Any]
 
@@ -51,7 +51,8 @@ def choice_mistakes(settings: Settings, choices: Mapping[str, Sequence[str]]) ->
 
 
 def selection_mistakes(settings: Settings) -> Iterator[str]:
-    """`scope`, `include` and `exclude`: which parameters, and which share a codebook."""
+    """`scope`, `include`, `exclude`, `norms`: which parameters, and which share a codebook."""
+    yield from choice_mistakes(settings, {"norms": get_args(Norms)})
     scope = settings.get("scope", NETWORK)
     if not isinstance(scope, Mapping) and scope not in (NETWORK, TENSOR):
         yield (

@@ -38,6 +38,7 @@ class TyingMethod(Method):
     """
 
     shared: ClassVar[Shared] = "mean"
+    has_zero_cluster: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
         found = self.mistakes(settings)
@@ -51,11 +52,18 @@ class TyingMethod(Method):
             include=_patterns(settings.get("include", "*")),
             exclude=_patterns(settings.get("exclude", ())),
             scope=settings.get("scope", NETWORK),
+            norms=settings.get("norms", "own"),
         )
         self.skipped = dict(selection.skipped)
         clusters = _clusters_by_group(settings["num_clusters"], list(selection.groups))
         self.groups = [
-            Group(name, members, clusters[name], settings.get("distance", "l2"))
+            Group(
+                name,
+                members,
+                clusters[name],
+                settings.get("distance", "l2"),
+                sparse=self.has_zero_cluster and name not in selection.dense,
+            )
             for name, members in selection.groups.items()
         ]
         self._home = {

@@ -29,16 +29,24 @@ class Group:
     """Parameters, their K centers (ascending until hard tying, float64) and their assignment.
 
     The assignment of a parameter has its shape and memory layout. An empty cluster keeps its
-    center until the next refit, which moves it to where it helps most.
+    center until the next refit, which moves it to where it helps most. A group that is not `sparse`
+    has no zero cluster, and no L1 penalty pulls it to zero, whatever the others do.
     """
 
     def __init__(
-        self, name: str, members: Iterable[Named], num_clusters: int, distance: Distance = "l2"
+        self,
+        name: str,
+        members: Iterable[Named],
+        num_clusters: int,
+        distance: Distance = "l2",
+        *,
+        sparse: bool = True,
     ) -> None:
         self.name = name
         self.members: dict[str, Tensor] = dict(members)
         self.num_clusters = num_clusters
         self.distance: Distance = distance
+        self.sparse = sparse
         self._centers = np.zeros(0)
         self._stale = False  # the weights have moved since the centers were their means
         self._ready: ops.Tensors | None = None  # see `_tensors`
@@ -96,6 +104,10 @@ class Group:
 
         The others' centers start evenly over their range, or where k-means finds the optimum.
         """
+        if not self.sparse:
+            self._fit(None)
+            self._project()
+            return
         weights = self._gather()
         self._part(weights, weights != 0, how)
         self._project()
@@ -105,6 +117,9 @@ class Group:
 
         The weights themselves stay as they are.
         """
+        if not self.sparse:
+            self._fit(None)
+            return
         weights = self._gather()
         self._part(weights, np.abs(weights) > most, "kmeans")
 
@@ -205,19 +220,22 @@ class Group:
             [grads.get(name) for name in self.members],
             self.centers,
             tying_strength=tying_strength,
-            l1_strength=l1_strength,
+            l1_strength=l1_strength if self.sparse else 0.0,
             to_medians=self.distance == "l1",
         )
 
     def fix_zeros(self) -> None:
         """The weights of the cluster of smallest magnitude become zero, and stay in it."""
+        if not self.sparse:
+            return
         self.zero_cluster = self.smallest_center()
         self._ready = None  # blocks of zeros can be skipped from now on
         self.hold_zeros()
 
     def hold_zeros(self) -> None:
         """After an optimizer step: what is fixed at zero goes back to it."""
-        assert self.zero_cluster is not None
+        if self.zero_cluster is None:
+            return
         for weights, assignment, _ in self._tensors().held:
             ops.zero_(weights, assignment, self.zero_cluster)
         self._centers[self.zero_cluster] = 0.0
@@ -243,7 +261,7 @@ class Group:
 
     def harden(self, *, zero_cluster: bool) -> None:
         """Each weight to its center; the center of smallest magnitude to exactly 0 if asked."""
-        if zero_cluster:
+        if zero_cluster and self.sparse:
             if self.zero_cluster is None:
                 self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0
@@ -300,6 +318,13 @@ class Group:
         """A member's assignment, of its layout."""
         self.follow(name)
         return self.assignments[name]
+
+    def alive(self, name: str) -> Tensor:
+        """Where a member is not in the zero cluster."""
+        assignment = self.assignment(name)
+        if self.zero_cluster is None:
+            return torch.ones_like(assignment, dtype=torch.bool)
+        return assignment != self.zero_cluster
 
     def magnitudes(self) -> np.ndarray:
         """|w| of all weights, members in turn."""
@@ -388,7 +413,7 @@ class Group:
 
     def require_zero_cluster(self) -> None:
         """Refuse a saved state in which no cluster is zero, although one must be by now."""
-        if self.zero_cluster is None:
+        if self.sparse and self.zero_cluster is None:
             raise TyingError(
                 f"the saved state of group {self.name!r} has no zero cluster, and its zeros were "
                 "fixed when it was saved; was it damaged?"

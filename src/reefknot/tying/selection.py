@@ -10,10 +10,11 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from reefknot.errors import ConfigError, TyingError
@@ -22,6 +23,10 @@ from reefknot.tying.ops import fills_its_memory
 Scope = str | Mapping[str, Sequence[str] | str]
 NETWORK = "network"
 TENSOR = "tensor"
+NORMS = "norms"  # the group of the norm layers
+
+Norms = Literal["own", "tied", "kept"]
+NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Named(NamedTuple):
@@ -37,6 +42,7 @@ class Selection:
 
     groups: Mapping[str, tuple[Named, ...]]
     skipped: Mapping[str, str]
+    dense: frozenset[str] = frozenset()  # groups whose weights are not to become zero
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -56,9 +62,18 @@ def original_name(name: str) -> str:
 
 
 def select(
-    model: nn.Module, *, include: Iterable[str], exclude: Iterable[str], scope: Scope
+    model: nn.Module,
+    *,
+    include: Iterable[str],
+    exclude: Iterable[str],
+    scope: Scope,
+    norms: Norms = "tied",
 ) -> Selection:
-    """Choose what to tie; a shared parameter counts once, under the first of its names."""
+    """Choose what to tie; a shared parameter counts once, under the first of its names.
+
+    Norm layers are known by their type. They share a codebook of their own whatever the scope, are
+    tied with everything else, or are kept.
+    """
     include, exclude = list(include), list(exclude)
     named = [
         Named(original_name(name), parameter)
@@ -69,11 +84,21 @@ def select(
 
     groups: dict[tuple[str, torch.dtype], list[Named]] = {}
     skipped: dict[str, str] = {}
+    of_norms = _of_norms(model) if norms != "tied" else set()
     for name, parameter in named:
         reason = _reason_to_skip(name, parameter, include, exclude)
         key = _group_of(name, scope)
         if reason is None and key is None:
             reason = "in no group of the scope"
+        if reason is None and parameter in of_norms and norms == "kept":
+            reason = "of a norm layer, which are kept"
+        if parameter in of_norms:
+            key = NORMS
+        elif reason is None and key == NORMS and norms == "own":
+            raise ConfigError(
+                f"{name!r} is in a group {NORMS!r}, which is the norm layers' own; give the group "
+                'another name, or set norms = "tied"'
+            )
         if reason is not None:
             skipped[name] = reason
             continue
@@ -89,7 +114,15 @@ def select(
             "there is nothing to tie: the model has no trainable floating-point parameter that "
             f"the patterns leave ({len(skipped)} skipped)"
         )
-    return Selection({_title(k, list(groups)): tuple(v) for k, v in groups.items()}, skipped)
+    titles = {key: _title(key, list(groups)) for key in groups}
+    dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "own"}
+    return Selection({titles[k]: tuple(v) for k, v in groups.items()}, skipped, frozenset(dense))
+
+
+def _of_norms(model: nn.Module) -> set[nn.Parameter]:
+    """The scales and shifts of norm layers."""
+    norms = (module for module in model.modules() if isinstance(module, NORM_LAYERS))
+    return {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
 
 
 def is_trainable(dtype: torch.dtype) -> bool:
