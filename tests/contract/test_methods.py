@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from reefknot import METHODS, TyingError
+from reefknot import METHODS, ConfigError, TyingError
+from reefknot.config import read_config
 from reefknot.loading import tensors
 from reefknot.runs.training import Batches, Plan, train
 
@@ -49,6 +49,17 @@ def convnet():
     )
 
 
+def normed():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LayerNorm(144),
+        nn.Linear(144, 4),
+    )
+
+
 def parts(name, make, seed=0):
     torch.manual_seed(seed)
     model = make()
@@ -70,7 +81,7 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(params=[mlp, convnet], ids=["mlp", "convnet"])
+@pytest.fixture(params=[mlp, convnet, normed], ids=["mlp", "convnet", "normed"])
 def make(request):
     return request.param
 
@@ -105,10 +116,10 @@ def test_the_models_outputs_are_those_of_its_state(name, make):
 
 def test_training_changes_the_weights(name, make):
     model, method, optimizer = parts(name, make)
-    before = cross_entropy(model(INPUTS), LABELS).item()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
     method.attach(optimizer)
     go(model, method, optimizer, stop=2)
-    assert cross_entropy(model(INPUTS), LABELS).item() != before
+    assert not any(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
 def test_the_same_seed_gives_the_same_state(name, make):
@@ -149,6 +160,74 @@ def test_resuming_equals_not_stopping(name, make, stop):
     method.attach(optimizer)
     go(model, method, optimizer, step=stop)
     assert method.finish() == uninterrupted
+
+
+@pytest.mark.parametrize("norms", ["own", "tied", "kept"])
+@pytest.mark.parametrize("name", sorted(SETTINGS))  # all but dense, which ties nothing
+def test_norm_layers_have_values_of_their_own_or_those_of_all_or_are_kept(name, norms):
+    torch.manual_seed(0)
+    model = normed()
+    settings = SETTINGS[name] | {"norms": norms, "scope": "network", "exclude": ()}
+    method = METHODS[name.split()[0]](model, **settings)
+    optimizer = torch.optim.SGD(method.parameter_groups(), lr=0.05)
+    method.attach(optimizer)
+    go(model, method, optimizer)
+    state = method.finish()
+    assert len(state.codebooks) == (2 if norms == "own" else 1)
+    names = {"1.weight", "1.bias", "4.weight", "4.bias"}
+    of_norms = [tensor for tensor in state.tensors if tensor.name in names]
+    kinds = {type(tensor).__name__ for tensor in of_norms}
+    assert kinds == {"KeptTensor" if norms == "kept" else "TiedTensor"}
+    if norms == "own":
+        assert {tensor.codebook for tensor in of_norms} == {1}
+        scales = torch.cat([model[1].weight, model[4].weight])
+        assert scales.min() > 0.5  # neither pulled to zero nor pruned
+    assert len(method.skipped) == (4 if norms == "kept" else 0)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"dense"}))
+def test_how_norm_layers_are_tied_is_a_setting_as_any_other(name, tmp_path):
+    settings = {k: f"{v}".lower() for k, v in SETTINGS[name].items()}
+    lines = [f"{key} = {value}" for key, value in settings.items()]
+    text = f'model = "digits-mlp"\ndata = "digits"\nmethod = "{name}"\n[settings]\n'
+    config = tmp_path / "run.toml"
+    config.write_text(text + "\n".join([*lines, 'norms = "kept"']))
+    assert read_config(config).settings["norms"] == "kept"
+    config.write_text(text + "\n".join([*lines, 'norms = "folded"']))
+    with pytest.raises(ConfigError, match="norms must be one of own, tied, kept, found 'folded'"):
+        read_config(config)
+
+
+REPLACED = {
+    "fewer rows": (lambda w: w[:2].clone(), "now has shape"),
+    "more rows": (lambda w: torch.cat([w, w]), "now has shape"),
+    "a view of fewer rows": (lambda w: w[:2], "now has shape"),
+    "rows in turn": (lambda w: torch.cat([w, w])[::2], "fills its memory"),
+    "one row for all": (lambda w: w[:1].expand_as(w), "fills its memory"),
+    "transposed": (lambda w: w.transpose(0, 1), "now has shape"),
+    "float64": (lambda w: w.double(), "convert the whole model"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))  # all but dense, which ties nothing
+@pytest.mark.parametrize("stop", [2, 7], ids=["soft", "hard"])
+@pytest.mark.parametrize(("change", "sentence"), REPLACED.values(), ids=REPLACED)
+def test_a_parameter_that_is_replaced_in_place_is_refused(name, change, sentence, stop):
+    model = mlp()
+    method = METHODS[name.split()[0]](model, **SETTINGS[name] | {"scope": "network"})
+    optimizer = torch.optim.SGD(method.parameter_groups(), lr=0.05)
+    method.attach(optimizer)
+    go(model, method, optimizer, stop=stop)
+    weight = model[3].weight
+    weight.grad = None
+    weight.data = change(weight.data)
+    for grad in (torch.zeros_like(weight), None):
+        weight.grad = grad
+        with pytest.raises(TyingError, match=sentence):
+            optimizer.step()
+    for use in (method.stats, method.state_dict):
+        with pytest.raises(TyingError, match=sentence):
+            use()
 
 
 def damages(saved):
@@ -226,11 +305,17 @@ def test_in_the_hard_phase_tied_weights_share_their_gradient(name, make):
     optimizer = torch.optim.Adam(method.parameter_groups(), lr=1e-3)
     method.attach(optimizer)
     go(model, method, optimizer, stop=7)
-    for group in getattr(method, "groups", []):
-        for parameter in group.members.values():
-            parameter.grad = torch.randn_like(parameter)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    before = {p: p.grad.clone() for p in model.parameters()}
     optimizer.step()
-    for group in getattr(method, "groups", []):
+    groups = getattr(method, "groups", [])
+    tied = {p for group in groups for p in group.members.values()}
+    assert tied or name == "dense"
+    for group in groups:
         grads = torch.cat([p.grad.flatten() for p in group.members.values()])
         clusters = torch.cat([group.assignment(n).flatten() for n in group.members])
+        assert len(grads.unique()) < len(grads)
         assert all(len(grads[clusters == k].unique()) == 1 for k in clusters.unique())
+    for parameter in set(model.parameters()) - tied:
+        assert torch.equal(parameter.grad, before[parameter])

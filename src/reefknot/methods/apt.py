@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from reefknot.format import encode
 from reefknot.methods.hooks import Step
-from reefknot.methods.method import Saved, Stats
+from reefknot.methods.method import Saved, Stats, log
 from reefknot.methods.schedule import Price, Schedule, schedule_mistakes
 from reefknot.methods.settings import (
     choice_mistakes,
@@ -34,11 +34,12 @@ from reefknot.tying import ops
 from reefknot.tying.cost import TYPICAL_BITS, nonzero_bits
 from reefknot.tying.group import Group, Start
 from reefknot.tying.saved import saved_number
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 from reefknot.tying.through import FreeWeights
 
 L1Step = Literal["subgradient", "proximal"]
 
+_FRACTION_BITS = 52  # of a float64; narrower types have fewer
 _CHOICES = {
     "init": ("even", "kmeans"),
     "l1_step": ("subgradient", "proximal"),
@@ -48,8 +49,6 @@ _CHOICES = {
 
 class _ParameterTying(TyingMethod):
     """What plain and sparse APT share."""
-
-    has_zero_cluster: ClassVar[bool]
 
     def __init__(self, model: nn.Module, **settings: Any) -> None:
         super().__init__(model, settings)
@@ -93,6 +92,7 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             if not group.assignments:
                 group.start(self.settings["init"])
+                self._predicted_bytes = None
 
     def before_step(self, step: Step) -> None:
         """Soft tying: add the pull to the own center and to zero. Hard tying: share gradients."""
@@ -108,7 +108,7 @@ class _ParameterTying(TyingMethod):
         if self.relaxed or self.l1_step == "proximal":
             l1 = 0.0
         for group, grads in found:
-            if not l1 or not self._l1_factors:
+            if not l1 or not self._l1_factors or not group.sparse:
                 group.add_pull_(grads, tying, l1)
                 continue
             group.add_pull_(grads, tying, 0.0)
@@ -122,8 +122,8 @@ class _ParameterTying(TyingMethod):
         if self.hard:
             return
         if self.l1_step == "proximal" and self.l1_strength and not self.relaxed:
-            for rate, _, _, parameter in self._held_by(step):
-                if parameter.grad is not None:
+            for rate, group, _, parameter in self._held_by(step):
+                if parameter.grad is not None and group.sparse:
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         for free in self._free:
             free.take()
@@ -157,6 +157,7 @@ class _ParameterTying(TyingMethod):
         return not self.hard and self.schedule.relaxed(self.step)
 
     def _relax(self) -> None:
+        density = self._density()
         if self.refit_every:
             self._refit()
         for group in self.groups:
@@ -167,6 +168,7 @@ class _ParameterTying(TyingMethod):
         for group in self.groups:
             group.fix_zeros()
         self._predicted_bytes = None
+        log.info("zeros are fixed: density %.4f before, %.4f after", density, self._density())
 
     def _start_through(self) -> None:
         self._free = [FreeWeights(group) for group in self.groups]
@@ -174,7 +176,8 @@ class _ParameterTying(TyingMethod):
             free.tie(0.0)
         self._predicted_bytes = None
         if self.schedule.target_bytes:
-            weights = [w for free in self._free for w in free.weights.values()]
+            sparse = [free for free in self._free if free.group.sparse]
+            weights = [w for free in sparse for w in free.weights.values()]
             squares = sum(float(w.double().square().sum()) for w in weights)
             self._price.start(self._file_bytes(), squares / max(sum(len(w) for w in weights), 1))
 
@@ -245,7 +248,7 @@ class _ParameterTying(TyingMethod):
             self._weigh()
         self._free = []
         for group in self.groups:
-            if self.has_zero_cluster and (self.hard or self.relaxed):
+            if self.hard or self.relaxed:
                 group.require_zero_cluster()
             own = saved_of(group, state)
             if any(key.startswith("free.") for key in own):
@@ -254,16 +257,17 @@ class _ParameterTying(TyingMethod):
 
     def stats(self) -> Stats:
         """Density, k-means penalty, predicted bytes, and each group's clusters."""
-        self._start()
         penalty = 0.0
         for group in self.groups:
+            if not group.assignments:
+                continue
             absolute, square = group.deviations()
             penalty += float(absolute.sum() if group.distance == "l1" else square.sum() / 2)
         return super().stats() | {"kmeans_penalty": penalty, "changed": self.changed}
 
     def _alive(self, group: Group) -> np.ndarray:
         alive = super()._alive(group)
-        if self.has_zero_cluster:
+        if group.sparse:
             alive[group.smallest_center()] = False
         return alive
 
@@ -280,6 +284,8 @@ class APT(_ParameterTying):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
         init: first centers, "even" over the range of the weights or by "kmeans" (better from a
             trained parent).
         distance: "l2" (k-means) or "l1" (k-medians).
@@ -298,6 +304,7 @@ class APT(_ParameterTying):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
         init: Start = "even",
         distance: Literal["l2", "l1"] = "l2",
     ) -> None:
@@ -309,6 +316,7 @@ class APT(_ParameterTying):
             scope=scope,
             include=include,
             exclude=exclude,
+            norms=norms,
             init=init,
             distance=distance,
         )
@@ -328,6 +336,8 @@ class RandomTying(_ParameterTying):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "random_tying"
@@ -342,6 +352,7 @@ class RandomTying(_ParameterTying):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         super().__init__(
             model,
@@ -351,6 +362,7 @@ class RandomTying(_ParameterTying):
             scope=scope,
             include=include,
             exclude=exclude,
+            norms=norms,
             init="even",
         )
 
@@ -371,6 +383,8 @@ class SparseAPT(_ParameterTying):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
         init: first centers, "even" over the range of the weights or by "kmeans" (better from a
             trained parent).
         distance: "l2" (k-means) or "l1" (k-medians).
@@ -397,7 +411,6 @@ class SparseAPT(_ParameterTying):
     """
 
     name: ClassVar[str] = "sparse_apt"
-    has_zero_cluster: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -411,6 +424,7 @@ class SparseAPT(_ParameterTying):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
         init: Start = "even",
         distance: Literal["l2", "l1"] = "l2",
         rate_power: float = 0.0,
@@ -431,6 +445,7 @@ class SparseAPT(_ParameterTying):
             scope=scope,
             include=include,
             exclude=exclude,
+            norms=norms,
             init=init,
             distance=distance,
             rate_power=rate_power,
@@ -445,6 +460,7 @@ class SparseAPT(_ParameterTying):
 
 def _small_file_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
     if settings.get("center_bits") is not None:
-        yield from count_mistakes(settings, "center_bits", meaning="a whole number of bits")
+        meaning = f"a whole number of bits from 0 to {_FRACTION_BITS}"
+        yield from count_mistakes(settings, "center_bits", most=_FRACTION_BITS, meaning=meaning)
     if settings.get("rate_power") and settings.get("l1_step", "subgradient") != "subgradient":
         yield 'rate_power needs l1_step = "subgradient": a proximal step has one strength for all'

@@ -51,7 +51,7 @@ from reefknot.methods.noisy import (
 )
 from reefknot.methods.settings import choice_mistakes, is_real, number_mistakes, real_mistakes
 from reefknot.methods.tied import NumClusters
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 
 Prior = Literal["gnj", "ghs"]
 Threshold = float | Mapping[str, float]
@@ -298,6 +298,8 @@ class BayesianCompression(NoisyMethod):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to treat and tie.
         exclude: patterns of the parameters to leave as they are.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "bayesian_compression"
@@ -320,6 +322,7 @@ class BayesianCompression(NoisyMethod):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         super().__init__(
             model,
@@ -337,6 +340,7 @@ class BayesianCompression(NoisyMethod):
                 "scope": scope,
                 "include": include,
                 "exclude": exclude,
+                "norms": norms,
             },
         )
 

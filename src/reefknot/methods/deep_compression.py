@@ -29,7 +29,7 @@ from reefknot.methods.settings import (
 )
 from reefknot.methods.tied import NumClusters
 from reefknot.tying.group import Shared
-from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
+from reefknot.tying.selection import TENSOR, Norms, Scope, original_name, unwrapped
 
 Quality = float | Mapping[str, float]
 
@@ -50,6 +50,8 @@ class DeepCompression(PruningMethod):
         include: patterns of the parameters to compress.
         exclude: patterns of the parameters to keep exactly; None: all with less than two
             dimensions, such as biases.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "deep_compression"
@@ -66,6 +68,7 @@ class DeepCompression(PruningMethod):
         scope: Scope = TENSOR,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str | None = None,
+        norms: Norms = "own",
     ) -> None:
         settings = {
             "num_clusters": num_clusters,
@@ -75,6 +78,7 @@ class DeepCompression(PruningMethod):
             "scope": scope,
             "include": include,
             "exclude": _vectors(model) if exclude is None else exclude,
+            "norms": norms,
         }
         super().__init__(model, settings)
         self.prune_every, self.prune_rounds = prune_every, prune_rounds

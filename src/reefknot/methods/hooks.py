@@ -9,12 +9,13 @@ With `step(closure)` the gradients exist only after the closure, which also zero
 the closure is wrapped. With a GradScaler and a fused optimizer the gradients are still scaled and
 a step with infinities in them is skipped inside the optimizer: both are looked at here. An
 optimizer whose `step` calls its base class's runs the hooks twice: only the outer call counts.
+`torch.compile` leaves the hooks out of what it compiles. A copy of an optimizer has no hooks, so
+that it would train without the method: deep copies are refused while this holds an optimizer.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from reefknot.errors import TyingError
+from reefknot.tying.ops import is_dense
+
+_WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__  # torch's, which calls the hooks
 
 
 @dataclass
@@ -53,28 +57,30 @@ class StepHooks:
         self._before, self._after = before, after
         self._stepped: set[int] = set()  # optimizers that have stepped in this round
         self._current: dict[int, Step] = {}  # by optimizer, between its two hooks
-        self._frames: dict[int, FrameType] = {}  # of the outermost `step` call under way
+        enter, leave = torch.compiler.disable(self._enter), torch.compiler.disable(self._leave)
         self._handles = [
             handle
             for optimizer in optimizers
             for handle in (
-                optimizer.register_step_pre_hook(self._enter),
-                optimizer.register_step_post_hook(self._leave),
+                optimizer.register_step_pre_hook(enter),
+                optimizer.register_step_post_hook(leave),
             )
         ]
+        for optimizer in optimizers:
+            vars(optimizer)["__deepcopy__"] = _refuse_copy
 
     def remove(self) -> None:
         """Take the hooks off again."""
         for handle in self._handles:
             handle.remove()
+        for optimizer in self._optimizers:
+            vars(optimizer).pop("__deepcopy__", None)
 
     def _enter(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        caller = sys._getframe(1)  # torch's wrapper around `step`
-        if _is_inside(caller, self._frames.get(id(optimizer))):
+        if _is_inner_call(optimizer):
             return None
-        self._frames[id(optimizer)] = caller
         self._current.pop(id(optimizer), None)  # left over if the last step raised
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
@@ -116,9 +122,8 @@ class StepHooks:
         self._current[id(step.optimizer)] = step
 
     def _leave(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._frames.get(id(optimizer)) is not sys._getframe(1):
-            return  # an inner call
-        del self._frames[id(optimizer)]
+        if _is_inner_call(optimizer):
+            return
         step = self._current.pop(id(optimizer), None)
         if step is None:
             return  # skipped
@@ -130,13 +135,25 @@ class StepHooks:
             self._after(step)
 
 
-def _is_inside(frame: FrameType | None, outer: FrameType | None) -> bool:
-    """Whether `outer` is among the callers of `frame`; it is not if that call has raised."""
-    while frame is not None and outer is not None:
-        frame = frame.f_back
-        if frame is outer:
-            return True
-    return False
+def _is_inner_call(optimizer: Optimizer) -> bool:
+    """Whether the `step` that a hook is called from was called by a `step` of the same optimizer.
+
+    The calls under way are read from the stack: none is kept here, since one that raises would not
+    be taken out again, and would keep alive what its callers hold.
+    """
+    frame, calls = sys._getframe(1), 0
+    while frame is not None and calls < 2:
+        if frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer:
+            calls += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls == 2
+
+
+def _refuse_copy(memo: dict[int, Any]) -> Any:
+    raise TyingError(
+        "an optimizer that a method is attached to cannot be copied: the copy would train without "
+        "it; copy its state_dict(), or detach(), copy, and attach() again"
+    )
 
 
 def _check(optimizer: Optimizer) -> None:
@@ -149,12 +166,36 @@ def _check(optimizer: Optimizer) -> None:
         )
 
 
+def trained_by(*optimizers: Optimizer) -> set[Tensor]:
+    """All parameters that these optimizers move."""
+    return {p for o in optimizers for group in o.param_groups for p in group["params"]}
+
+
 def dense_grad(name: str, parameter: Tensor) -> Tensor | None:
-    """The gradient of a parameter, or None; a sparse one is refused."""
+    """The gradient of a parameter, or None; with an element of its own for each weight.
+
+    A sparse one, and one that does not fit the parameter any more, are refused.
+    """
+    unshare_grad_(parameter)
     grad = parameter.grad
-    if grad is not None and grad.layout != torch.strided:
+    if grad is None:
+        return None
+    if grad.layout != torch.strided:
         raise TyingError(
             f"the gradient of {name!r} is sparse, and every weight must be pulled at every step; "
             "make the embedding with sparse=False, or exclude this parameter"
         )
+    if grad.shape != parameter.shape or grad.device != parameter.device:
+        raise TyingError(
+            f"the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, the "
+            f"parameter {tuple(parameter.shape)} on {parameter.device}; a tied parameter keeps its "
+            "shape, and is moved before the backward pass"
+        )
     return grad
+
+
+def unshare_grad_(parameter: Tensor) -> None:
+    """Replace a gradient whose elements share memory (an expanded one) by a copy of its own."""
+    grad = parameter.grad
+    if grad is not None and grad.layout == torch.strided and not is_dense(grad):
+        parameter.grad = grad.contiguous()

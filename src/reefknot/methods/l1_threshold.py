@@ -23,7 +23,7 @@ from reefknot.methods.settings import (
 )
 from reefknot.methods.tied import NumClusters
 from reefknot.tying import ops
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 
 
 class L1Threshold(PruningMethod):
@@ -42,6 +42,8 @@ class L1Threshold(PruningMethod):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "l1_threshold"
@@ -58,6 +60,7 @@ class L1Threshold(PruningMethod):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         settings = {
             "num_clusters": num_clusters,
@@ -68,6 +71,7 @@ class L1Threshold(PruningMethod):
             "scope": scope,
             "include": include,
             "exclude": exclude,
+            "norms": norms,
         }
         super().__init__(model, settings)
         self.l1_strength, self.threshold = float(l1_strength), float(threshold)
@@ -89,9 +93,9 @@ class L1Threshold(PruningMethod):
         super().before_step(step)
         if self.hard or self.pruned or self.l1_step == "proximal":
             return
-        for _, _, name, parameter in self._held_by(step):
+        for _, group, name, parameter in self._held_by(step):
             grad = dense_grad(name, parameter)
-            if grad is not None:
+            if grad is not None and group.sparse:
                 strength = self.l1_strength * step.grad_scale
                 grad.add_(torch.sign(parameter.detach()), alpha=strength)
 
@@ -101,8 +105,8 @@ class L1Threshold(PruningMethod):
         if self.hard or self.pruned:
             return
         if self.l1_step == "proximal":
-            for rate, _, _, parameter in self._held_by(step):
-                if parameter.grad is not None:
+            for rate, group, _, parameter in self._held_by(step):
+                if parameter.grad is not None and group.sparse:
                     ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
         if step.ends_round and self.step == self.prune_at:
             self._prune_all()

@@ -14,7 +14,7 @@ from torch import nn
 from reefknot.methods.hooks import Step, dense_grad
 from reefknot.methods.settings import clusters_mistakes, number_mistakes, selection_mistakes
 from reefknot.methods.tied import NumClusters, TyingMethod
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 
 
 class L2(TyingMethod):
@@ -28,9 +28,12 @@ class L2(TyingMethod):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "l2"
+    has_zero_cluster: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class L2(TyingMethod):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         settings = {
             "num_clusters": num_clusters,
@@ -48,6 +52,7 @@ class L2(TyingMethod):
             "scope": scope,
             "include": include,
             "exclude": exclude,
+            "norms": norms,
         }
         super().__init__(model, settings)
         self.l2_strength = float(l2_strength)

@@ -19,7 +19,7 @@ from reefknot.methods.settings import clusters_mistakes, number_mistakes, select
 from reefknot.methods.tied import NumClusters
 from reefknot.tying import ops
 from reefknot.tying.group import Group
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 
 
 class MagnitudeKmeans(PruningMethod):
@@ -33,6 +33,8 @@ class MagnitudeKmeans(PruningMethod):
             mapping from group names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "magnitude_kmeans"
@@ -46,6 +48,7 @@ class MagnitudeKmeans(PruningMethod):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         settings = {
             "num_clusters": num_clusters,
@@ -53,6 +56,7 @@ class MagnitudeKmeans(PruningMethod):
             "scope": scope,
             "include": include,
             "exclude": exclude,
+            "norms": norms,
         }
         super().__init__(model, settings)
         self.density = float(density)

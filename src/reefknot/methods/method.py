@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from reefknot.errors import TyingError
-from reefknot.methods.hooks import Step, StepHooks
+from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.saved import refuse_unknown, saved_count
@@ -83,6 +83,8 @@ class Method(ABC):
         with torch.enable_grad():
             penalty = self.penalty()
             if penalty is not None:
+                for parameter in (*self.model.parameters(), *self.extra_parameters()):
+                    unshare_grad_(parameter)
                 (penalty * step.grad_scale).backward()
 
     def after_step(self, step: Step) -> None:
@@ -137,15 +139,30 @@ class Method(ABC):
         if self._hooks is not None:
             raise TyingError("this method is attached already; call detach() first")
         hooks = StepHooks(optimizers, self.before_step, self.after_step)
-        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        if not self.hard and not moved.issuperset(map(id, self.extra_parameters())):
+        try:
+            self._check_trained(optimizers)
+        except TyingError:
             hooks.remove()
+            raise
+        self._hooks = hooks
+        return self
+
+    def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
+        """Refuse optimizers that train something else."""
+        extra = set(self.extra_parameters())
+        known = extra.union(self.model.parameters())
+        for optimizer in optimizers:
+            if known.isdisjoint(trained_by(optimizer)):
+                raise TyingError(
+                    f"the {type(optimizer).__name__} trains no parameter of the model that was "
+                    f"given to {type(self).__name__}; make it from method.parameter_groups(), "
+                    "after the last change of the model"
+                )
+        if not self.hard and not extra.issubset(trained_by(*optimizers)):
             raise TyingError(
                 f"{type(self).__name__} has parameters of its own, which no attached optimizer "
                 "trains; make the optimizer from method.parameter_groups()"
             )
-        self._hooks = hooks
-        return self
 
     def detach(self) -> None:
         """Stop following the optimizers; the weights stay as they are."""

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
-from torch.nn.modules.batchnorm import _NormBase
 
 from reefknot.errors import TyingError
 from reefknot.methods.method import Saved, Stats
@@ -31,12 +30,11 @@ from reefknot.methods.tied import TyingMethod
 from reefknot.rates import predicted_bytes
 from reefknot.tying.ops import flat
 from reefknot.tying.saved import saved_tensor
-from reefknot.tying.selection import original_name
+from reefknot.tying.selection import NORM_LAYERS, original_name
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _TINY = 1e-8  # keeps logarithms and roots of zero finite
 
 
@@ -139,7 +137,7 @@ class NoisyMethod(TyingMethod):
 
     Every included weight of a Linear or a convolution (not transposed) gets noise. Biases, and
     the parameters of norms, stay as they are in the soft phase unless the method says otherwise,
-    and share values with the rest from `harden` on. Any other included parameter is refused.
+    and share values from `harden` on. Any other included parameter is refused.
     """
 
     def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
@@ -296,7 +294,7 @@ def _refusals(model: nn.Module) -> Iterator[tuple[str, str]]:
         for key, parameter in module.named_parameters(recurse=False):
             own = original_name(f"{prefix}.{key}").removeprefix(".")
             name = first.setdefault(id(parameter), own)
-            if isinstance(module, _NORMS):
+            if isinstance(module, NORM_LAYERS):
                 continue
             if not isinstance(module, Layer) or key not in ("weight", "bias"):
                 yield name, f"in a {type(module).__name__}"

@@ -55,6 +55,8 @@ class PruningMethod(TyingMethod):
     @torch.no_grad()
     def _prune(self, group: Group, name: str, threshold: float) -> None:
         """Set what is below the threshold to zero for good; a whole matrix must not vanish."""
+        if not group.sparse:
+            return
         weights = group.members[name].detach()
         small = weights.abs() < threshold
         if name in self.pruned:
@@ -88,7 +90,7 @@ class PruningMethod(TyingMethod):
         self.pruned = {}
         if self.hard or not any(str(key).startswith(_PREFIX) for key in state):
             return
-        for group in self.groups:
+        for group in (group for group in self.groups if group.sparse):
             for name, parameter in group.members.items():
                 key = f"{_PREFIX}{name}"
                 mask = saved_tensor(state, key, dtype=torch.bool, shape=parameter.shape)

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from reefknot.state import MAX_CODEBOOK
-from reefknot.tying.selection import NETWORK, TENSOR
+from reefknot.tying.selection import NETWORK, TENSOR, Norms
 
 Settings = Mapping[str, Any]
 
@@ -30,12 +30,16 @@ def number_mistakes(settings: Settings, *keys: str, least: float = 0.0) -> Itera
 
 
 def count_mistakes(
-    settings: Settings, *keys: str, least: int = 0, meaning: str = "a whole number"
+    settings: Settings,
+    *keys: str,
+    least: int = 0,
+    most: float = math.inf,
+    meaning: str = "a whole number",
 ) -> Iterator[str]:
-    """These are whole numbers of at least `least`; `meaning` says of what."""
+    """These are whole numbers from `least` to `most`; `meaning` says of what."""
     for key in keys:
         value = settings.get(key, least)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             yield f"{key} must be {meaning}, found {value!r}"
 
 
@@ -47,7 +51,8 @@ def choice_mistakes(settings: Settings, choices: Mapping[str, Sequence[str]]) ->
 
 
 def selection_mistakes(settings: Settings) -> Iterator[str]:
-    """`scope`, `include` and `exclude`: which parameters, and which share a codebook."""
+    """`scope`, `include`, `exclude`, `norms`: which parameters, and which share a codebook."""
+    yield from choice_mistakes(settings, {"norms": get_args(Norms)})
     scope = settings.get("scope", NETWORK)
     if not isinstance(scope, Mapping) and scope not in (NETWORK, TENSOR):
         yield (

@@ -22,6 +22,9 @@ def choose_zeros(groups: Sequence[Group], size: int, file_bytes: Callable[[], in
     At most twice as many as survive without a size: far beyond that, more of them can make the
     file smaller, since they are so small that they have one value.
     """
+    groups = [group for group in groups if group.sparse]
+    if not groups:
+        return
     magnitudes = np.sort(np.concatenate([group.magnitudes() for group in groups]))[::-1]
     usual = sum(map(_survivors, groups))
 

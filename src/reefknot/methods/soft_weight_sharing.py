@@ -33,7 +33,7 @@ from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.mixture import Components, Gamma, Mixture, merged, most_likely
 from reefknot.tying.saved import saved_tensor
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 
 _FACTORS = {
     "means": "means_rate",
@@ -64,6 +64,8 @@ class SoftWeightSharing(TyingMethod):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to tie.
         exclude: patterns of the parameters not to tie.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "soft_weight_sharing"
@@ -87,6 +89,7 @@ class SoftWeightSharing(TyingMethod):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         settings = {
             "num_clusters": num_clusters,
@@ -104,6 +107,7 @@ class SoftWeightSharing(TyingMethod):
             "scope": scope,
             "include": include,
             "exclude": exclude,
+            "norms": norms,
         }
         super().__init__(model, settings)
         self.strength = tau / num_examples
@@ -116,7 +120,7 @@ class SoftWeightSharing(TyingMethod):
                 zero_prior=Gamma(*zero_precision_prior),
                 prior=Gamma(*precision_prior),
             )
-            for group in self.groups
+            for group in self._mixed()
         }
 
     @classmethod
@@ -169,7 +173,7 @@ class SoftWeightSharing(TyingMethod):
         super().before_step(step)
         if self.hard or not step.starts_round:
             return
-        for group in self.groups:
+        for group in self._mixed():
             mixture = self.mixtures[group.name]
             scale = self.strength * step.grad_scale
             slopes, by_mixture = mixture.gradients(_rows(group), scale)
@@ -184,10 +188,17 @@ class SoftWeightSharing(TyingMethod):
         """Merge, make the mean nearest to zero zero, assign by responsibility, freeze."""
         self._require_soft()
         for group in self.groups:
+            if not group.sparse:
+                group.start_sparse("kmeans")
+                continue
             components = self._merged(group)
             assignment = np.concatenate([most_likely(row, components) for row in _rows(group)])
             group.start_given(components.means, assignment, _zero(components))
         self._hardened()
+
+    def _mixed(self) -> list[Group]:
+        """The groups that have a mixture: its heavy component at zero is not for the others."""
+        return [group for group in self.groups if group.sparse]
 
     def _merged(self, group: Group) -> Components:
         components = self.mixtures[group.name].components()
@@ -202,7 +213,7 @@ class SoftWeightSharing(TyingMethod):
             return density
         total = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         going = 0
-        for group in self.groups:
+        for group in self._mixed():
             components = self._merged(group)
             for row in _rows(group):
                 to_zero = most_likely(row, components) == _zero(components)
@@ -214,7 +225,7 @@ class SoftWeightSharing(TyingMethod):
         if self.hard:
             return super().stats()
         total = 0.0
-        for group in self.groups:
+        for group in self._mixed():
             mixture = self.mixtures[group.name]
             total += sum(float(mixture.neg_log_density(row)) for row in _rows(group))
             total += float(mixture.neg_log_hyper())

@@ -27,7 +27,7 @@ from reefknot.methods.noisy import (
 )
 from reefknot.methods.settings import real_mistakes
 from reefknot.methods.tied import NumClusters
-from reefknot.tying.selection import NETWORK, Scope
+from reefknot.tying.selection import NETWORK, Norms, Scope
 
 CLIP = 8.0  # of log alpha in the KL: beyond it nothing is gained
 
@@ -78,6 +78,8 @@ class SparseVD(NoisyMethod):
             names to name patterns, of which the first match counts.
         include: patterns of the parameters to treat and tie.
         exclude: patterns of the parameters to leave as they are.
+        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
+            "tied" with everything else, or "kept" exact.
     """
 
     name: ClassVar[str] = "sparse_vd"
@@ -95,6 +97,7 @@ class SparseVD(NoisyMethod):
         scope: Scope = NETWORK,
         include: Sequence[str] | str = ("*",),
         exclude: Sequence[str] | str = (),
+        norms: Norms = "own",
     ) -> None:
         super().__init__(
             model,
@@ -108,6 +111,7 @@ class SparseVD(NoisyMethod):
                 "scope": scope,
                 "include": include,
                 "exclude": exclude,
+                "norms": norms,
             },
         )
 

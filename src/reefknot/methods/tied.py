@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
-from reefknot.methods.hooks import Step, dense_grad
+from reefknot.methods.hooks import Step, dense_grad, trained_by
 from reefknot.methods.method import Method, Saved, Stats, log
 from reefknot.rates import predicted_bytes
 from reefknot.state import Codebook, TiedState
@@ -38,6 +38,7 @@ class TyingMethod(Method):
     """
 
     shared: ClassVar[Shared] = "mean"
+    has_zero_cluster: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
         found = self.mistakes(settings)
@@ -51,15 +52,22 @@ class TyingMethod(Method):
             include=_patterns(settings.get("include", "*")),
             exclude=_patterns(settings.get("exclude", ())),
             scope=settings.get("scope", NETWORK),
+            norms=settings.get("norms", "own"),
         )
         self.skipped = dict(selection.skipped)
         clusters = _clusters_by_group(settings["num_clusters"], list(selection.groups))
         self.groups = [
-            Group(name, members, clusters[name], settings.get("distance", "l2"))
+            Group(
+                name,
+                members,
+                clusters[name],
+                settings.get("distance", "l2"),
+                sparse=self.has_zero_cluster and name not in selection.dense,
+            )
             for name, members in selection.groups.items()
         ]
         self._home = {
-            id(p): (group, name) for group in self.groups for name, p in group.members.items()
+            p: (group, name) for group in self.groups for name, p in group.members.items()
         }
         if self.skipped:
             log.warning(
@@ -71,15 +79,23 @@ class TyingMethod(Method):
     def attach(self, *optimizers: Optimizer) -> Self:
         """Follow these optimizers from now on; see `Method.attach`."""
         self._check_members()
-        super().attach(*optimizers)
-        moved = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        idle = [name for key, (_, name) in self._home.items() if key not in moved]
+        return super().attach(*optimizers)
+
+    def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
+        super()._check_trained(optimizers)
+        moved = trained_by(*optimizers)
+        idle = [name for parameter, (_, name) in self._home.items() if parameter not in moved]
+        if len(idle) == len(self._home):
+            raise TyingError(
+                f"no attached optimizer trains a tied parameter ({', '.join(idle[:3])}, ...); make "
+                "it from method.parameter_groups(), or tie what it trains (include, exclude)"
+            )
         if idle:
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
-        return self
 
     def before_step(self, step: Step) -> None:
         """Hard phase: all weights of a cluster get the same gradient."""
+        self._follow_members()
         super().before_step(step)
         if not self.hard or (self.shared == "mean" and type(step.optimizer) is SGD):
             return  # the mean of the steps of SGD is the step of the mean
@@ -88,6 +104,7 @@ class TyingMethod(Method):
 
     def after_step(self, step: Step) -> None:
         """Hard phase: tie again."""
+        self._follow_members()
         super().after_step(step)
         if self.hard:
             for group in self.groups:
@@ -97,8 +114,8 @@ class TyingMethod(Method):
         """The tied parameters that the stepping optimizer moves, with their rates."""
         for param_group in step.optimizer.param_groups:
             for parameter in param_group["params"]:
-                if id(parameter) in self._home:
-                    yield float(param_group["lr"]), *self._home[id(parameter)], parameter
+                if parameter in self._home:
+                    yield float(param_group["lr"]), *self._home[parameter], parameter
 
     def _grads(self, step: Step) -> Iterator[tuple[Group, dict[str, Tensor]]]:
         """For each group the gradients of those of its members that the optimizer will move."""
@@ -112,7 +129,7 @@ class TyingMethod(Method):
                 yield group, found[group.name]
 
     def _check_members(self) -> None:
-        """The model must still have the parameters that are tied, and each group one type."""
+        """The model must still have the parameters that are tied, in a layout that can be."""
         present = {original_name(name): p for name, p in self.model.named_parameters()}
         for group in self.groups:
             for name, parameter in group.members.items():
@@ -121,11 +138,12 @@ class TyingMethod(Method):
                         f"the model has another parameter {name!r} than when it was given to "
                         f"{type(self).__name__}; make the method after the last change of the model"
                     )
-                if parameter.dtype != group.dtype:
-                    raise TyingError(
-                        f"{name!r} is now {parameter.dtype}, others of its group {group.dtype}; "
-                        "convert the model before it is given to the method"
-                    )
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        """Before any of them is read or written."""
+        for group in self.groups:
+            group.follow()
 
     def _require_soft(self) -> None:
         """What `harden` begins with."""
@@ -174,6 +192,7 @@ class TyingMethod(Method):
 
     def state_dict(self) -> Saved:
         """Phase, step, centers and assignments."""
+        self._follow_members()
         saved = super().state_dict()
         for group in self.groups:
             if group.assignments:
@@ -197,6 +216,7 @@ class TyingMethod(Method):
 
     def stats(self) -> Stats:
         """Density, predicted bytes, and each group's clusters as far as it has them."""
+        self._follow_members()
         if self._predicted_bytes is None:
             self._predicted_bytes = self._predict()
         started = [group for group in self.groups if group.assignments]
@@ -210,7 +230,7 @@ class TyingMethod(Method):
 
     def _density(self) -> float:
         """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
-        others = [p for p in self.model.parameters() if p.requires_grad and id(p) not in self._home]
+        others = [p for p in self.model.parameters() if p.requires_grad and p not in self._home]
         total = sum(group.num_weights for group in self.groups) + sum(p.numel() for p in others)
         nonzero = sum(int(torch.count_nonzero(p.detach())) for p in others)
         for group in self.groups:
@@ -225,18 +245,20 @@ class TyingMethod(Method):
         return group.centers != 0
 
     def _predict(self) -> int:
-        waiting = {id(p) for g in self.groups if not g.assignments for p in g.members.values()}
+        waiting = {p for g in self.groups if not g.assignments for p in g.members.values()}
         kept = sum(
             tensor.nbytes
-            for tensor in {
-                id(t): t for t in self.model.state_dict(keep_vars=True).values()
-            }.values()
-            if id(tensor) not in self._home or id(tensor) in waiting
+            for tensor in set(filter(_is_tensor, self.model.state_dict(keep_vars=True).values()))
+            if tensor not in self._home or tensor in waiting
         )
         started = [group for group in self.groups if group.assignments]
         counts = [counts for group in started for _, counts in group.tensor_counts()]
         codebooks = sum(len(group.centers) * group.dtype.itemsize for group in started)
         return predicted_bytes(counts, codebooks, kept)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)  # a module may save something else
 
 
 def _patterns(patterns: Sequence[str] | str) -> list[str]:

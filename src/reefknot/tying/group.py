@@ -18,7 +18,7 @@ from reefknot.kernels import assignment_dtype
 from reefknot.kernels.kmeans1d import MANY, Distance, kmeans1d, nearest, refit
 from reefknot.tying import ops
 from reefknot.tying.saved import saved_count, saved_tensor
-from reefknot.tying.selection import Named
+from reefknot.tying.selection import Named, is_trainable
 
 Start = Literal["even", "kmeans"]
 Shared = Literal["mean", "sum"]
@@ -29,20 +29,29 @@ class Group:
     """Parameters, their K centers (ascending until hard tying, float64) and their assignment.
 
     The assignment of a parameter has its shape and memory layout. An empty cluster keeps its
-    center until the next refit, which moves it to where it helps most.
+    center until the next refit, which moves it to where it helps most. A group that is not `sparse`
+    has no zero cluster, and no L1 penalty pulls it to zero, whatever the others do.
     """
 
     def __init__(
-        self, name: str, members: Iterable[Named], num_clusters: int, distance: Distance = "l2"
+        self,
+        name: str,
+        members: Iterable[Named],
+        num_clusters: int,
+        distance: Distance = "l2",
+        *,
+        sparse: bool = True,
     ) -> None:
         self.name = name
         self.members: dict[str, Tensor] = dict(members)
         self.num_clusters = num_clusters
         self.distance: Distance = distance
+        self.sparse = sparse
         self._centers = np.zeros(0)
         self._stale = False  # the weights have moved since the centers were their means
         self._ready: ops.Tensors | None = None  # see `_tensors`
-        self._places: list[int] = []
+        self._shapes = {name: parameter.shape for name, parameter in self.members.items()}
+        self._layouts: dict[str, ops.Layout] = {}  # as last seen; see `follow`
         self.counts = np.zeros(0, np.int64)
         self.zero_cluster: int | None = None
         self._zeros_stay = True  # blocks of zeros can be skipped
@@ -95,6 +104,10 @@ class Group:
 
         The others' centers start evenly over their range, or where k-means finds the optimum.
         """
+        if not self.sparse:
+            self._fit(None)
+            self._project()
+            return
         weights = self._gather()
         self._part(weights, weights != 0, how)
         self._project()
@@ -104,6 +117,9 @@ class Group:
 
         The weights themselves stay as they are.
         """
+        if not self.sparse:
+            self._fit(None)
+            return
         weights = self._gather()
         self._part(weights, np.abs(weights) > most, "kmeans")
 
@@ -204,19 +220,22 @@ class Group:
             [grads.get(name) for name in self.members],
             self.centers,
             tying_strength=tying_strength,
-            l1_strength=l1_strength,
+            l1_strength=l1_strength if self.sparse else 0.0,
             to_medians=self.distance == "l1",
         )
 
     def fix_zeros(self) -> None:
         """The weights of the cluster of smallest magnitude become zero, and stay in it."""
+        if not self.sparse:
+            return
         self.zero_cluster = self.smallest_center()
         self._ready = None  # blocks of zeros can be skipped from now on
         self.hold_zeros()
 
     def hold_zeros(self) -> None:
         """After an optimizer step: what is fixed at zero goes back to it."""
-        assert self.zero_cluster is not None
+        if self.zero_cluster is None:
+            return
         for weights, assignment, _ in self._tensors().held:
             ops.zero_(weights, assignment, self.zero_cluster)
         self._centers[self.zero_cluster] = 0.0
@@ -242,7 +261,7 @@ class Group:
 
     def harden(self, *, zero_cluster: bool) -> None:
         """Each weight to its center; the center of smallest magnitude to exactly 0 if asked."""
-        if zero_cluster:
+        if zero_cluster and self.sparse:
             if self.zero_cluster is None:
                 self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0
@@ -296,9 +315,16 @@ class Group:
     # -- reading ----------------------------------------------------------------------------
 
     def assignment(self, name: str) -> Tensor:
-        """A member's assignment, moved along if the parameter was moved or laid out anew."""
-        self.assignments[name] = ops.like(self.assignments[name], self.members[name])
+        """A member's assignment, of its layout."""
+        self.follow(name)
         return self.assignments[name]
+
+    def alive(self, name: str) -> Tensor:
+        """Where a member is not in the zero cluster."""
+        assignment = self.assignment(name)
+        if self.zero_cluster is None:
+            return torch.ones_like(assignment, dtype=torch.bool)
+        return assignment != self.zero_cluster
 
     def magnitudes(self) -> np.ndarray:
         """|w| of all weights, members in turn."""
@@ -387,7 +413,7 @@ class Group:
 
     def require_zero_cluster(self) -> None:
         """Refuse a saved state in which no cluster is zero, although one must be by now."""
-        if self.zero_cluster is None:
+        if self.sparse and self.zero_cluster is None:
             raise TyingError(
                 f"the saved state of group {self.name!r} has no zero cluster, and its zeros were "
                 "fixed when it was saved; was it damaged?"
@@ -422,11 +448,12 @@ class Group:
 
     def _pieces(self, *names: str) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Weights, as float32 or float64, and assignments of members, a million at a time."""
+        self.follow(*names)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         for name in names or self.members:
             weights = ops.flat(self.members[name])
             # Before the start there is no assignment; nobody looks at this one then.
-            held = self.assignment(name) if self.assignments else weights
+            held = self.assignments[name] if self.assignments else weights
             for begin in range(0, weights.numel(), PIECE):
                 part = slice(begin, begin + PIECE)
                 piece = weights[part].to(wide).cpu().numpy()
@@ -444,18 +471,52 @@ class Group:
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
 
+    def follow(self, *names: str) -> None:
+        """Notice members (all, or these) that lie elsewhere now; refuse what cannot be followed.
+
+        A member may be moved, converted with all others, or laid out anew; its assignment then
+        goes along. This is the one place that looks, and whatever reads or writes the memory of a
+        member comes by here first.
+        """
+        for name in names or self.members:
+            parameter = self.members[name]
+            layout = ops.layout(parameter)
+            if layout != self._layouts.get(name):
+                self._check()
+                if name in self.assignments:
+                    self.assignments[name] = ops.like(self.assignments[name], parameter)
+                self._layouts[name], self._ready = layout, None
+
+    def _check(self) -> None:
+        """Members keep their shapes, fill their memory, and have one type."""
+        for name, parameter in self.members.items():
+            shape = self._shapes[name]
+            if parameter.shape != shape or not ops.fills_its_memory(parameter):
+                raise TyingError(
+                    f"{name!r} of shape {tuple(shape)} now has shape {tuple(parameter.shape)} and "
+                    f"strides {tuple(parameter.stride())}; a tied parameter keeps its shape and "
+                    "fills its memory: make the method after the last change of the model"
+                )
+            if parameter.dtype != self.dtype or not is_trainable(parameter.dtype):
+                first = next(iter(self.members))
+                raise TyingError(
+                    f"{name!r} is now {parameter.dtype}, and {first!r}, which shares its values, "
+                    f"{self.dtype}; convert the whole model, to a floating-point type of at least "
+                    "16 bits, or before it is given to the method"
+                )
+
     def _tensors(self) -> ops.Tensors:
-        """The members as the loops want them, made anew when one of them lies elsewhere now."""
-        places = [p.data_ptr() for p in self.members.values()]
-        if self._ready is None or places != self._places:
+        """The members as the loops want them, made anew when one of them has another layout."""
+        self.follow()
+        if self._ready is None:
             held = []
             for name, parameter in self.members.items():
-                assignment = self.assignment(name)
+                assignment = self.assignments[name]
                 dead = None
                 if self.zero_cluster is not None and self._zeros_stay:
                     dead = ops.dead_blocks(assignment, self.zero_cluster)
                 held.append(ops.Held(parameter.detach(), assignment, dead))
-            self._ready, self._places = ops.Tensors(held), places
+            self._ready = ops.Tensors(held)
         return self._ready
 
     def _medians(self) -> np.ndarray:

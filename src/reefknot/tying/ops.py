@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.errors import DivergedError, TyingError
+from reefknot.errors import DivergedError
 from reefknot.kernels import loops
 from reefknot.kernels.shared import borrow
 from reefknot.kernels.work import GRAD, SUBBLOCK, Row, Work
@@ -26,6 +26,8 @@ _INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
 _SUM_BITS = 62  # int64 sums stay below 2**62
 _TERM_BITS = {torch.float64: 50}  # and each term below 2**50, where float64 holds every integer
 _SHORT_TERM_BITS = 31  # but those of narrower types are int32
+
+Layout = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]  # the address first
 
 borrow(torch_team())
 
@@ -73,6 +75,17 @@ class Tensors:
         return [held for held, reached in zip(self.held, self.reached, strict=True) if not reached]
 
 
+def layout(tensor: Tensor) -> Layout:
+    """Where a tensor lies and how it is to be read: all that the loops take for granted."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def fills_its_memory(tensor: Tensor) -> bool:
+    """Whether each element has a place of its own, and the places are one piece of memory."""
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return is_dense(tensor) and end <= tensor.untyped_storage().nbytes()
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill one piece of memory, in whatever order of dimensions."""
     expected = 1
@@ -90,15 +103,12 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def like(values: Tensor, weights: Tensor) -> Tensor:
-    """`values` with the device and the memory layout of `weights`; itself if it has them."""
+    """`values` with the device and the memory layout of `weights`; itself if it has them.
+
+    Both have the same shape, and `weights` fills its memory.
+    """
     if values.device == weights.device and values.stride() == weights.stride():
         return values
-    if values.shape != weights.shape or not is_dense(weights):
-        raise TyingError(
-            f"a tied parameter of shape {tuple(values.shape)} now has shape "
-            f"{tuple(weights.shape)} and strides {tuple(weights.stride())}; a tied parameter keeps "
-            "its shape and fills its memory"
-        )
     return torch.empty_like(weights, dtype=values.dtype).copy_(values)
 
 
@@ -130,7 +140,7 @@ def add_pull_(
 
 
 def _alike(grad: Tensor, weights: Tensor) -> bool:
-    return grad.dtype == weights.dtype and grad.stride() == weights.stride()
+    return layout(grad)[1:] == layout(weights)[1:]  # all but the address
 
 
 def _pull(

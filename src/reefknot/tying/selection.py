@@ -10,18 +10,23 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from reefknot.errors import ConfigError, TyingError
-from reefknot.tying.ops import is_dense
+from reefknot.tying.ops import fills_its_memory
 
 Scope = str | Mapping[str, Sequence[str] | str]
 NETWORK = "network"
 TENSOR = "tensor"
+NORMS = "norms"  # the group of the norm layers
+
+Norms = Literal["own", "tied", "kept"]
+NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Named(NamedTuple):
@@ -37,6 +42,7 @@ class Selection:
 
     groups: Mapping[str, tuple[Named, ...]]
     skipped: Mapping[str, str]
+    dense: frozenset[str] = frozenset()  # groups whose weights are not to become zero
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -56,9 +62,18 @@ def original_name(name: str) -> str:
 
 
 def select(
-    model: nn.Module, *, include: Iterable[str], exclude: Iterable[str], scope: Scope
+    model: nn.Module,
+    *,
+    include: Iterable[str],
+    exclude: Iterable[str],
+    scope: Scope,
+    norms: Norms = "tied",
 ) -> Selection:
-    """Choose what to tie; a shared parameter counts once, under the first of its names."""
+    """Choose what to tie; a shared parameter counts once, under the first of its names.
+
+    Norm layers are known by their type. They share a codebook of their own whatever the scope, are
+    tied with everything else, or are kept.
+    """
     include, exclude = list(include), list(exclude)
     named = [
         Named(original_name(name), parameter)
@@ -69,15 +84,25 @@ def select(
 
     groups: dict[tuple[str, torch.dtype], list[Named]] = {}
     skipped: dict[str, str] = {}
+    of_norms = _of_norms(model) if norms != "tied" else set()
     for name, parameter in named:
         reason = _reason_to_skip(name, parameter, include, exclude)
         key = _group_of(name, scope)
         if reason is None and key is None:
             reason = "in no group of the scope"
+        if reason is None and parameter in of_norms and norms == "kept":
+            reason = "of a norm layer, which are kept"
+        if parameter in of_norms:
+            key = NORMS
+        elif reason is None and key == NORMS and norms == "own":
+            raise ConfigError(
+                f"{name!r} is in a group {NORMS!r}, which is the norm layers' own; give the group "
+                'another name, or set norms = "tied"'
+            )
         if reason is not None:
             skipped[name] = reason
             continue
-        if not is_dense(parameter):
+        if not fills_its_memory(parameter):
             raise TyingError(
                 f"{name!r} does not fill its memory (strides {tuple(parameter.stride())}), so it "
                 "cannot be tied in place; make it contiguous, or exclude it"
@@ -89,7 +114,20 @@ def select(
             "there is nothing to tie: the model has no trainable floating-point parameter that "
             f"the patterns leave ({len(skipped)} skipped)"
         )
-    return Selection({_title(k, list(groups)): tuple(v) for k, v in groups.items()}, skipped)
+    titles = {key: _title(key, list(groups)) for key in groups}
+    dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "own"}
+    return Selection({titles[k]: tuple(v) for k, v in groups.items()}, skipped, frozenset(dense))
+
+
+def _of_norms(model: nn.Module) -> set[nn.Parameter]:
+    """The scales and shifts of norm layers."""
+    norms = (module for module in model.modules() if isinstance(module, NORM_LAYERS))
+    return {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
+
+
+def is_trainable(dtype: torch.dtype) -> bool:
+    """Whether weights of this type can be tied while they train."""
+    return dtype.is_floating_point and dtype.itemsize >= 2
 
 
 def _reason_to_skip(
@@ -101,10 +139,11 @@ def _reason_to_skip(
         return "excluded"
     if not parameter.requires_grad:
         return "frozen: it does not require a gradient"
-    if not parameter.is_floating_point():
-        return f"{parameter.dtype} is not a floating-point type"
-    if parameter.dtype.itemsize < 2:
-        return f"{parameter.dtype} is too narrow to train"
+    if not is_trainable(parameter.dtype):
+        why = (
+            "too narrow to train" if parameter.is_floating_point() else "not a floating-point type"
+        )
+        return f"{parameter.dtype} is {why}"
     if parameter.numel() == 0:
         return "it has no elements"
     return None

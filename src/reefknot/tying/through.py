@@ -31,9 +31,8 @@ class FreeWeights:
     """The free weights behind a group's tied ones; those that are fixed at zero have none."""
 
     def __init__(self, group: Group) -> None:
-        assert group.zero_cluster is not None
         self.group = group
-        self.zero = group.zero_cluster
+        self.zero = group.zero_cluster  # None: there is no such cluster
         # Of each member, in the order of memory: where its free weights are, the weights, and the
         # bits of a non-zero there; and the layout in which that order is meant.
         self._places: dict[str, Tensor] = {}
@@ -42,13 +41,13 @@ class FreeWeights:
         self._strides: dict[str, tuple[int, ...]] = {}
         group.release_zeros()
         for name, parameter in group.members.items():
-            self._lay_out(name, group.assignment(name) != self.zero, parameter, parameter)
+            self._lay_out(name, group.alive(name), parameter, parameter)
         self.weigh()
 
     def weigh(self) -> None:
         """Renew what a non-zero costs in each place; which others are zero decides it."""
         for name, parameter in self._members():
-            bits = nonzero_bits(self.group.assignment(name) != self.zero) - VALUE_BITS
+            bits = nonzero_bits(self.group.alive(name)) - VALUE_BITS
             self._bits[name] = ops.flat(ops.like(bits, parameter))[self._places[name]]
 
     def put(self) -> None:
@@ -79,7 +78,8 @@ class FreeWeights:
         counts = np.bincount(clusters, minlength=len(centers))
         sums = np.bincount(clusters, weights, minlength=len(centers))
         centers = np.where(counts > 0, sums / np.maximum(counts, 1), centers)
-        centers[self.zero] = 0.0
+        if self.zero is not None:
+            centers[self.zero] = 0.0
         ends = np.cumsum([len(places) for places in self._places.values()])
         parts = map(torch.from_numpy, np.split(clusters, ends[:-1]))
         moved = zip(self._places.values(), parts, strict=True)
@@ -144,24 +144,28 @@ def _row(parts: Mapping[str, Tensor]) -> np.ndarray:
     )
 
 
-def value_bits(clusters: np.ndarray, num_clusters: int, zero: int) -> np.ndarray:
+def value_bits(clusters: np.ndarray, num_clusters: int, zero: int | None) -> np.ndarray:
     """The bits of each value among the non-zero ones, by how often it occurs; 0 for zero."""
     counts = np.bincount(clusters, minlength=num_clusters) + 0.5  # an empty cluster may come back
-    counts[zero] = 0.0
+    if zero is not None:
+        counts[zero] = 0.0
     counts /= max(counts.sum(), 0.5)  # zero may be the only value
-    counts[zero] = 1.0
+    if zero is not None:
+        counts[zero] = 1.0
     return -np.log2(counts)
 
 
 def cheapest(
     weights: np.ndarray,
     centers: np.ndarray,
-    zero: int,
+    zero: int | None,
     value_price: np.ndarray,
     place_price: np.ndarray,
 ) -> np.ndarray:
     """The cluster of each weight: the least distance² + price, where a zero costs nothing."""
-    best, clusters = np.square(weights), np.full(len(weights), zero)
+    best, clusters = np.square(weights), np.full(len(weights), zero or 0)
+    if zero is None:
+        best[:] = np.inf
     for k, center in enumerate(centers):
         if k != zero:
             cost = np.square(weights - center) + value_price[k] + place_price

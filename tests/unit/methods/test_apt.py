@@ -109,6 +109,49 @@ def test_a_tied_parameter_that_nobody_trains_is_reported(caplog):
     assert "2.weight" in caplog.text
 
 
+def test_an_optimizer_of_something_else_is_refused():
+    model, other = net(), net()
+    adam, foreign = (torch.optim.Adam(m.parameters()) for m in (model, other))
+    for optimizers in ((foreign,), (adam, foreign)):
+        tie = SparseAPT(model, num_clusters=4)
+        with pytest.raises(TyingError, match="Adam trains no parameter of the model"):
+            tie.attach(*optimizers)
+        assert not any(o._optimizer_step_pre_hooks for o in (adam, foreign))
+    tie.attach(adam)
+
+
+def test_an_optimizer_of_nothing_that_is_tied_is_refused():
+    model = net()
+    biases = torch.optim.SGD([model[0].bias, model[2].bias], lr=0.1)
+    tie = SparseAPT(model, num_clusters=4, exclude="*.bias")
+    with pytest.raises(TyingError, match=r"no attached optimizer trains a tied parameter \(0.weig"):
+        tie.attach(biases)
+    tie.attach(biases, torch.optim.SGD([model[0].weight, model[2].weight], lr=0.1))
+
+
+def test_looking_at_the_figures_before_attaching_changes_nothing():
+    plain, looked_at = net(), net()
+    results = []
+    for model in (plain, looked_at):
+        tie = SparseAPT(model, num_clusters=4)
+        if model is looked_at:
+            stats = tie.stats()
+            assert (stats["density"], stats["centers"]) == (1, {})
+            assert stats["predicted_bytes"] >= 4 * sum(p.numel() for p in model.parameters())
+        with torch.no_grad():
+            model[0].weight.mul_(3)  # a checkpoint that is loaded in between
+        tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        last = tie.stats()
+        results.append((tie.groups[0].centers.tolist(), last["kmeans_penalty"]))
+    assert results[0] == results[1]
+    assert last["predicted_bytes"] < stats["predicted_bytes"]
+    size = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "target_bytes": 100}
+    impossible = SparseAPT(net(), exclude="0.weight", **size)
+    impossible.stats()
+    with pytest.raises(ConfigError, match="target_bytes is 100"):
+        impossible.attach(torch.optim.SGD(impossible.model.parameters(), lr=0.1))
+
+
 def test_weights_changed_behind_its_back_are_named_at_the_end():
     model = net()
     tie = trained(model)
@@ -184,6 +227,7 @@ def test_kmeans_penalty_is_half_the_squared_distance():
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.0, 1.0, 4.0]]))
     tie = APT(model, num_clusters=2)  # even: centers 0 and 4
+    tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     assert tie.stats()["kmeans_penalty"] == 0.5
 
 

@@ -1,13 +1,16 @@
 """A method gets its turn around every step that really happens, in any loop."""
 
 import copy
+import gc
+import weakref
+from inspect import signature
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import SparseAPT, TyingError
+from reefknot import METHODS, SparseAPT, TyingError
 from reefknot.methods.hooks import StepHooks
 
 INPUTS = torch.randn(16, 6, generator=torch.Generator().manual_seed(5))
@@ -180,6 +183,124 @@ def test_a_step_that_raised_does_not_disturb_the_next():
     optimizer.broken = False
     optimizer.step()
     assert tie.step == 1
+
+
+def test_a_step_that_raised_keeps_nothing_of_its_caller_alive():
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise OSError
+
+    def loop():
+        activations = torch.zeros(1)  # stands for gigabytes of them
+        dead.append(weakref.ref(activations))
+        with pytest.raises(OSError):
+            optimizer.step()
+
+    model, dead = net(), []
+    optimizer = Broken(model.parameters(), lr=0.1)
+    tie = SparseAPT(model, num_clusters=4).attach(optimizer)
+    loop()
+    gc.collect()
+    assert dead[0]() is None
+    assert tie.step == 0
+
+
+def test_an_error_that_is_kept_does_not_hide_the_next_step():
+    class Flaky(torch.optim.SGD):
+        broken = True
+
+        def step(self, closure=None):
+            if self.broken:
+                raise OSError
+            return super().step(closure)
+
+    model = net()
+    optimizer = Flaky(model.parameters(), lr=0.1)
+    tie = SparseAPT(model, num_clusters=4, **STRENGTHS).attach(optimizer)
+    with pytest.raises(OSError) as kept:  # with its traceback, and so with the frames
+        optimizer.step()
+    optimizer.broken = False
+    backward(model)
+    optimizer.step()
+    assert kept.tb is not None
+    assert tie.step == 1
+
+
+def test_a_deep_copy_that_would_train_without_tying_is_refused():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    tie = SparseAPT(model, num_clusters=4, **STRENGTHS).attach(optimizer)
+    with pytest.raises(TyingError, match="cannot be copied"):
+        copy.deepcopy(optimizer)
+    with pytest.raises(TyingError, match="cannot be copied"):
+        copy.deepcopy({"model": model, "optimizer": optimizer})
+    copy.deepcopy(model)
+    copy.deepcopy(optimizer.state_dict())
+    tie.detach()
+    assert "__deepcopy__" not in vars(optimizer)
+    other, twin, copied = copy.deepcopy((model, optimizer, tie))
+    copied.attach(twin)
+    tie.attach(optimizer)
+    for each, moved_by in ((model, optimizer), (other, twin)):
+        backward(each)
+        moved_by.step()
+    assert (tie.step, copied.step) == (1, 1)
+    assert torch.equal(weights_of(model), weights_of(other))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("whole", [False, True], ids=["step", "whole loop"])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about its own profiler
+def test_a_compiled_step_is_the_same_step(hard, whole):
+    results = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        tie = SparseAPT(model, num_clusters=4, refit_every=2, **STRENGTHS).attach(optimizer)
+
+        def everything(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+
+        def only_the_step(optimizer=optimizer):
+            optimizer.step()
+
+        step = everything if whole else only_the_step
+        if compiled:
+            step = torch.compile(step, backend="eager")
+        if hard:
+            tie.harden()
+        for _ in range(3):
+            optimizer.zero_grad()
+            backward(model)
+            step()
+        assert tie.step == 3
+        results.append(weights_of(model))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_an_expanded_gradient_is_as_good_as_any(name, kind):
+    needed = {"num_examples": 16} if "num_examples" in signature(METHODS[name]).parameters else {}
+    results = []
+    for expanded in (False, True):
+        model = net()
+        method = METHODS[name](model, **needed)
+        optimizer = kind(method.parameter_groups(), lr=0.01)
+        method.attach(optimizer)
+        for hard in (False, True):
+            if hard:
+                method.harden()
+            for parameter in method.parameter_groups()[0]["params"]:
+                grad = torch.full((1,) * parameter.dim(), 0.1).expand_as(parameter)
+                parameter.grad = grad if expanded else grad.contiguous()
+            torch.manual_seed(0)
+            optimizer.step()
+        results.append(weights_of(model))
+    assert torch.equal(*results)
 
 
 def test_accumulated_and_clipped_gradients_get_the_pull_once_and_unclipped():

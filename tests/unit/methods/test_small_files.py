@@ -49,6 +49,20 @@ def test_relaxing_fixes_the_zeros_and_ends_l1():
     assert torch.allclose(model["w"].detach(), torch.tensor([-0.48, 0.0, 0.0, 1.48, 1.48]))
 
 
+def test_the_density_before_and_after_the_zeros_are_fixed_is_logged(caplog):
+    model, optimizer, step = one_tensor(-1.0, -0.1, 0.1, 0.9, 1.1)
+    SparseAPT(model, 5, 0.0, 0.0, relax_from=1, refit_every=0).attach(optimizer)
+    with caplog.at_level("INFO", "reefknot"):
+        step(optimizer)  # evenly: -1, -0.475, 0.05, 0.575, 1.1
+    assert caplog.messages == ["zeros are fixed: density 0.6000 before, 0.6000 after"]
+    settings = AT_A_SIZE | {"relax_steps": 520, "target_bytes": 200, "refit_every": 50}
+    model, optimizer, _ = started(wide, **settings)
+    with caplog.at_level("INFO", "reefknot"):
+        go(model, optimizer, 20)
+    before, after = (float(caplog.messages[-1].split()[i]) for i in (4, 6))
+    assert 0 < after < before < 1
+
+
 def test_a_refit_of_relaxed_weights_leaves_the_zeros_alone():
     model, optimizer, step = one_tensor(-1.0, -0.1, 0.1, 0.9, 1.1)
     tie = SparseAPT(model, 3, 0.0, 0.0, refit_every=1, relax_from=1).attach(optimizer)
@@ -431,6 +445,7 @@ def test_finish_keeps_so_many_bits_of_each_center():
         ({"target_bytes": 9, "relax_steps": 1}, "target_bytes needs through_from"),
         ({"target_bytes": 9, "through_from": 1, "relax_from": 1}, "target_bytes needs relax_steps"),
         ({"center_bits": True}, "center_bits must be a whole number"),
+        ({"center_bits": 99}, "center_bits must be a whole number of bits from 0 to 52, found 99"),
         ({"rate_power": -1.0}, "rate_power must be a number of at least 0"),
         ({"rate_power": 1.0, "l1_step": "proximal"}, "rate_power needs l1_step"),
     ],

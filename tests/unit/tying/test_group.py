@@ -264,6 +264,22 @@ def test_a_mean_gradient_is_that_of_the_gradients_that_are_there():
     assert part["other"].tolist() == [4.0, 4.0]
 
 
+def test_a_group_that_is_not_sparse_is_tied_but_never_zero():
+    weights = nn.Parameter(torch.tensor([0.01, 0.0, 1.0, 1.1]))
+    for begin in ("start_sparse", "part_zeros"):
+        group = Group("norms", [Named("w", weights)], 2, sparse=False)
+        getattr(group, begin)("kmeans" if begin == "start_sparse" else 0.5)
+        grad = torch.zeros(4)
+        group.add_pull_({"w": grad}, 0.0, 1.0)
+        assert grad.tolist() == [0.0] * 4
+        group.fix_zeros()
+        group.hold_zeros()
+        group.harden(zero_cluster=True)
+        assert group.zero_cluster is None
+        assert weights.tolist() == pytest.approx([0.005, 0.005, 1.05, 1.05])
+        assert group.alive("w").all()
+
+
 def test_given_clusters_are_tied_to_and_one_is_zero():
     first, second = nn.Parameter(torch.tensor([[0.3, 0.1]])), nn.Parameter(torch.tensor([0.9]))
     group = Group("g", [Named("a", first), Named("b", second)], 3)

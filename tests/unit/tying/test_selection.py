@@ -8,8 +8,8 @@ from reefknot.errors import ConfigError, TyingError
 from reefknot.tying.selection import select
 
 
-def choose(model, include=("*",), exclude=(), scope="network"):
-    return select(model, include=include, exclude=exclude, scope=scope)
+def choose(model, include=("*",), exclude=(), scope="network", norms="tied"):
+    return select(model, include=include, exclude=exclude, scope=scope, norms=norms)
 
 
 def names(selection):
@@ -25,6 +25,48 @@ def test_every_trainable_parameter_is_tied_by_default():
     expected = [f"{n}.{kind}" for n in range(3) for kind in ("weight", "bias")]
     assert names(found) == {"network": expected}
     assert found.skipped == {}
+
+
+class OwnNorm(nn.LayerNorm):
+    def __init__(self, size):
+        super().__init__(size)
+        self.inner = nn.Linear(size, size)
+
+
+def test_norm_layers_share_a_codebook_whatever_the_scope():
+    norms = [nn.BatchNorm1d(2), nn.LayerNorm(2), nn.GroupNorm(1, 2), OwnNorm(2)]
+    norms += [nn.InstanceNorm1d(2, affine=True), nn.RMSNorm(2), nn.LocalResponseNorm(2)]
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), *norms)
+    own = ["1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias", "4.weight", "4.bias"]
+    own += ["5.weight", "5.bias", "6.weight"]
+    others = ["0.weight", "4.inner.weight", "4.inner.bias"]
+    found = choose(model, norms="own")
+    assert names(found) == {"network": others, "norms": own}
+    assert found.dense == {"norms"}
+    assert names(choose(model, norms="own", scope="tensor")) == {n: [n] for n in others} | {
+        "norms": own
+    }
+    found = choose(model, norms="own", scope={"a": "4.*"})
+    assert names(found) == {"a": others[1:], "norms": own[6:8]}
+    assert found.skipped["1.weight"] == "in no group of the scope"
+    found = choose(model, norms="kept")
+    assert names(found) == {"network": others}
+    assert found.skipped == dict.fromkeys(own, "of a norm layer, which are kept")
+    found = choose(model, norms="tied")
+    assert sorted(names(found)["network"]) == sorted(others + own)
+    assert not found.dense
+
+
+def test_a_group_of_weights_that_is_called_norms_is_refused():
+    with pytest.raises(ConfigError, match=r"'0.weight' is in a group 'norms'"):
+        choose(net(), scope={"norms": "*"}, norms="own")
+    assert choose(net(), scope={"norms": "1.*"}, norms="own").dense == {"norms"}
+    assert not choose(net(), scope={"norms": "*"}, norms="tied").dense
+
+
+def test_norms_of_two_types_have_two_codebooks():
+    model = nn.Sequential(nn.LayerNorm(2), nn.LayerNorm(2).double())
+    assert choose(model, norms="own").dense == {"norms (float32)", "norms (float64)"}
 
 
 def test_patterns_leave_out_and_say_so():

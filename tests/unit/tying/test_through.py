@@ -49,6 +49,17 @@ def test_each_weight_goes_where_it_is_cheapest(weights, centers, price):
     assert chosen == pytest.approx([min(row) for row in costs])
 
 
+def test_without_a_zero_cluster_each_weight_goes_to_a_value():
+    weights = nn.Parameter(torch.tensor([0.2, 0.4, 1.0, 1.2]))
+    group = Group("norms", [("w", weights)], 2, sparse=False)
+    group.start("kmeans")
+    free = FreeWeights(group)
+    free.tie(1.0)  # a price, but nothing that is free of it
+    assert weights.tolist() == pytest.approx([0.3, 0.3, 1.1, 1.1])
+    free.put()
+    assert weights.tolist() == pytest.approx([0.2, 0.4, 1.0, 1.2])
+
+
 def test_the_model_runs_on_means_and_the_free_weights_come_back():
     group = group_of([-1.0, -0.8, 0.0, 0.3, 0.7], [-1.0, 0.0, 0.5], [0, 0, 1, 2, 2], zero=1)
     free = FreeWeights(group)

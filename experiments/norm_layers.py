@@ -1,0 +1,107 @@
+"""What the norm layers of a small CNN cost, tied in each of three ways.
+
+    python -m experiments.norm_layers          # 1 minute
+
+Takes     the embedded digits, the settings of the README, three seeds.
+Gives     experiments/records/norm_layers.json and the table between the marks in docs/method.md.
+"""
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import reefknot
+from reefknot.format import encode
+from reefknot.train import Batches, error_percent
+from reefknot.zoo import DATASETS
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "experiments" / "records" / "norm_layers.json"
+DOCUMENT = ROOT / "docs" / "method.md"
+SEEDS = (0, 1, 2)
+SOFT_STEPS, HARD_STEPS, RATE = 200, 50, 2e-3
+README = {"num_clusters": 17, "tying_strength": 1e-3}
+CASES = (("dense", 0.0), ("tied", 2e-4), ("kept", 2e-4), ("own", 2e-4), ("own", 6e-4))
+
+
+def network() -> nn.Module:
+    """Three convolutions, each with a BatchNorm, and a classifier: 15,000 parameters."""
+    layers: list[nn.Module] = []
+    for before, channels in ((1, 16), (16, 32), (32, 32)):
+        layers += [nn.Conv2d(before, channels, 3), nn.BatchNorm2d(channels), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
+
+
+def measure(norms: str, l1_strength: float, seed: int) -> dict[str, Any]:
+    """Train one network; its error is over validation and test images together."""
+    torch.manual_seed(seed)
+    data, model = DATASETS["digits"](), network()
+    if norms == "dense":
+        method: reefknot.Method = reefknot.METHODS["dense"](model)
+    else:
+        method = reefknot.SparseAPT(model, **README, l1_strength=l1_strength, norms=norms)
+    optimizer = torch.optim.Adam(method.parameter_groups(), lr=RATE)
+    method.attach(optimizer)
+    batches = Batches(*data.train, 128, seed)
+    for step in range(SOFT_STEPS + HARD_STEPS):  # a loop of the user's own, as in the README
+        if step == SOFT_STEPS:
+            method.harden()
+        inputs, labels = batches[step]
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    state = method.finish()
+    unseen = [torch.cat(pair) for pair in zip(data.validation, data.test, strict=True)]
+    return {
+        "norms": norms,
+        "l1_strength": l1_strength,
+        "seed": seed,
+        "error": error_percent(model, *unseen, exact=True),
+        "density": state.density,
+        "file_bytes": len(encode(state)),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The record as Markdown, means over seeds."""
+    lines = [
+        "Digits, three convolutions with a BatchNorm each, settings and steps of the README,",
+        "batches of 128, means of three seeds over validation and test images together",
+        "(`python -m experiments.norm_layers`):",
+        "",
+        "| `norms` | `l1_strength` | error % | of each seed | density | file bytes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for norms, strength in CASES:
+        own = [row for row in rows if (row["norms"], row["l1_strength"]) == (norms, strength)]
+        keys = ("error", "density", "file_bytes")
+        error, density, size = (fmean(row[key] for row in own) for key in keys)
+        each = ", ".join(f"{row['error']:.2f}" for row in own)
+        title = "(dense) |" if norms == "dense" else f'`"{norms}"` | {strength:g}'
+        lines.append(f"| {title} | {error:.2f} | {each} | {density:.3f} | {size:,.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure everything and renew the document."""
+    torch.set_num_threads(1)
+    rows = [measure(*case, seed) for case in CASES for seed in SEEDS]
+    RECORD.write_text(json.dumps(rows, indent=1) + "\n")
+    renew(rows)
+
+
+def renew(rows: list[dict[str, Any]]) -> None:
+    """Put the table into the document."""
+    before, _, rest = DOCUMENT.read_text().partition("<!-- norms -->\n")
+    _, _, after = rest.partition("<!-- /norms -->")
+    DOCUMENT.write_text(f"{before}<!-- norms -->\n{table(rows)}\n<!-- /norms -->{after}")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
