@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from reefknot.format import encode
-from reefknot.train import Batches, error_percent
+from reefknot.runs.training import Batches, error_percent
 from reefknot.zoo import DATASETS
 
 ROOT = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ from safetensors.torch import load, save
 from torch import nn
 
 from reefknot import METHODS, ConfigError, TyingError
-from reefknot.config import read_config
 from reefknot.loading import tensors
+from reefknot.runs.config import read_config
 from reefknot.runs.training import Batches, Plan, train
 
 INPUTS = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5))
