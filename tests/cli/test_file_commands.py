@@ -49,8 +49,9 @@ def test_a_tied_network_is_found_in_its_dense_checkpoint(tmp_path):
 
 def test_pack_with_settings_reports_what_it_did(tmp_path):
     write_safetensors(EXAMPLES["only-kept"](), tmp_path / "a.safetensors")
-    result = run("pack", tmp_path / "a.safetensors", tmp_path / "a.reef", "--clusters", 4, "--json")
-    rows = {row["name"]: row["done"] for row in json.loads(result.output)["tensors"]}
+    arguments = ("pack", tmp_path / "a.safetensors", tmp_path / "a.reef", "--clusters", 4)
+    result = CliRunner().invoke(files, [*map(str, arguments), "--min-size", "0", "--json"])
+    rows = {row["name"]: row["done"] for row in json.loads(result.stdout)["tensors"]}
     assert rows == {
         "w": "kept exactly: has values that are not finite",
         "e": "kept exactly: too small",
@@ -234,7 +235,7 @@ def test_names_are_printed_as_they_are_and_without_control_characters(tmp_path, 
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     for arguments in (
         ["inspect", tmp_path / "a.reef"],
-        ["pack", tmp_path / "a.pt", tmp_path / "b.reef"],
+        ["pack", tmp_path / "a.pt", tmp_path / "b.reef", "--clusters", "2"],
     ):
         done = subprocess.run(
             [sys.executable, "-m", "reefknot.cli", *arguments],
