@@ -88,7 +88,10 @@ def pack(
 
     settings = Settings(clusters, density, scope, keep, min_size)
     columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("pack", total=None)
         packed = pack_file(
             source, target, settings, effort=effort, force=force,

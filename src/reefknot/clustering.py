@@ -67,7 +67,8 @@ def warnings_about(changes: Sequence[Change]) -> list[str]:
     lost.sort(key=lambda change: -change.relative_error)
     found = []
     if lost:
-        named = ", ".join(f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost)
+        worst = [f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost[:8]]
+        named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
         found.append(
             f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
             f"sum of their squares: {named}; outputs may be far off: allow more clusters or a "

@@ -26,10 +26,11 @@ from reefknot.files import writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
 from reefknot.state import TiedState
 
-# Of a header or an index. The largest checkpoints that are shared have some hundred thousand
-# tensors, an index of 15 MB; and what takes 5 bytes as JSON may take a hundred as Python's objects.
+# Of a header or an index. The largest models that people share have an index of some hundred
+# thousand tensors, 15 MB. What takes 3 bytes as JSON may take a hundred as objects of Python, so
+# items are counted, too.
 MAX_JSON_BYTES = 32 << 20
-MAX_JSON_ITEMS = 2_000_000
+MAX_JSON_ITEMS = 1_000_000
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 
 

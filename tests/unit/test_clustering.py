@@ -98,7 +98,9 @@ def test_the_error_is_reported():
     assert change.largest_error == pytest.approx(19 / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [{"num_clusters": 0}, {"num_clusters": 1}, {"density": 2.0}, {"scope": "layer"}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_clusters": 0}, {"num_clusters": 1}, {"density": 2.0}, {"scope": "layer"}]
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ReefknotError):
         cluster(WEIGHTS, **wrong)
