@@ -148,7 +148,7 @@ def pack_memory(folder, megabytes=500, tensors=10):
     table = {
         f"layers.{i}.weight": {
             "dtype": "F32",
-            "shape": [each],
+            "shape": [each // 500, 500],
             "data_offsets": [4 * each * i, 4 * each * (i + 1)],
         }
         for i in range(tensors)

@@ -154,9 +154,23 @@ def plot(result, k=17):
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def packing(rows):
+    cells = [
+        [row["network"], f"`{row['options of pack']}`", f"{row['bytes']:,}", f"{row['times less']:.1f}",
+         f"{row['relative error']:.3f}", f"{row['cosine of outputs']:.3f}"]
+        for row in rows
+    ]  # fmt: skip
+    return markdown(list(rows[0]), cells)
+
+
 def main():
     text = DOCUMENT.read_text()
-    for name, make in (("codec", codec), ("tying", tying), ("methods", methods)):
+    for name, make in (
+        ("codec", codec),
+        ("tying", tying),
+        ("methods", methods),
+        ("packing", packing),
+    ):
         path = RESULTS / f"{name}.json"
         if not path.exists():
             continue

@@ -62,8 +62,9 @@ _MAX_BYTES = click.option(
     "--keep", multiple=True, metavar="GLOB", help="Names to keep exactly, such as '*.bias'."
 )
 @click.option(
-    "--min-size", default=0, show_default=True, help="Keep tensors with fewer elements exactly."
-)
+    "--min-size", default=1_024, show_default=True, type=click.IntRange(min=0),
+    help="Keep tensors with fewer elements exactly, and those of one dimension; 0 for none.",
+)  # fmt: skip
 @click.option(
     "--effort", type=click.Choice(["auto", "tight", "fast"]), default="auto", show_default=True
 )
@@ -75,43 +76,69 @@ def pack(
 ) -> None:  # fmt: skip
     """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin) as a .reef file.
 
-    Without --clusters and --density nothing is changed: every value reads back bit for bit.
+    Without --clusters and --density nothing is changed: every value reads back bit for bit. With
+    them, one-dimensional and small tensors (biases, norm layers) are kept exactly all the same.
+    The metadata of a safetensors file is not kept.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
 
     from reefknot.clustering import Settings
     from reefknot.packing import pack as pack_file
 
     settings = Settings(clusters, density, scope, keep, min_size)
     columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("pack", total=None)
         packed = pack_file(
             source, target, settings, effort=effort, force=force,
             on_bytes=lambda done, total: progress.update(task, completed=done, total=total),
         )  # fmt: skip
-    rate = packed.original_bytes / packed.file_bytes
     if as_json:
         rows = [vars(change) for change in packed.changes]
         click.echo(json.dumps({
             "original_bytes": packed.original_bytes, "file_bytes": packed.file_bytes,
-            "rate_file": rate,
+            "rate_file": packed.rate_file, "relative_error": packed.relative_error,
+            "warnings": packed.warnings, "metadata_left_out": packed.metadata_left_out,
             "tensors": rows,
         }))  # fmt: skip
-        return
+    elif settings.lossless:
+        tied = sum(change.done.startswith("tied") for change in packed.changes)
+        count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
+        click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
+    else:
+        _print(_changes(packed))
+        click.echo(f"{_sizes(packed)}, wrote {plain(target)}")
+    if packed.metadata_left_out:
+        keys = ", ".join(plain(key) for key in packed.metadata_left_out[:5])
+        keys += ", ..." * (len(packed.metadata_left_out) > 5)
+        click.echo(f"reefknot: the metadata of {plain(source)} is not kept: {keys}", err=True)
+    for sentence in packed.warnings:
+        click.echo(f"reefknot: warning: {plain(sentence)}", err=True)
+
+
+def _sizes(packed: Any) -> str:
+    rate = f"({packed.rate_file:.1f}x)"
+    return f"{packed.original_bytes:,} -> {packed.file_bytes:,} bytes {rate}"
+
+
+def _changes(packed: Any) -> Any:
+    """A table of what was done to each tensor, with one line for the network at its end."""
+    from rich.text import Text
+
     table = _table("tensor", "what was done", "relative L2 error", "largest error", text=2)
     for change in packed.changes:
-        errors = (
-            (f"{change.relative_error:.3g}", f"{change.largest_error:.3g}")
-            if change.largest_error
-            else ("0", "0")
-        )
+        errors = (f"{e:.3g}" for e in (change.relative_error, change.largest_error))
         table.add_row(Text(plain(change.name)), change.done, *errors)
-    _print(table)
-    sizes = f"{packed.original_bytes:,} -> {packed.file_bytes:,} bytes ({rate:.1f}x)"
-    click.echo(f"{sizes}, wrote {plain(target)}")
+    table.add_section()
+    largest = max((change.largest_error for change in packed.changes), default=0.0)
+    table.add_row(
+        "the whole network", _sizes(packed), f"{packed.relative_error:.3g}", f"{largest:.3g}"
+    )
+    return table
 
 
 @click.command()

@@ -6,12 +6,16 @@ Paper     section 3.3 for the k-means; without training this is its baseline, no
 Unaware   of files. It knows numpy only; torch tensors are turned into arrays first.
 
 Without a number of clusters and a density nothing is changed: tensors that have few distinct
-values already are found and tied, the others are kept as they are.
+values already are found and tied, the others are kept as they are. With them, one-dimensional and
+small tensors (biases, gains of norm layers) are kept all the same unless they are asked for: they
+are few bytes, and networks do not survive their loss.
 """
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,15 +24,22 @@ import numpy as np
 
 from reefknot.dtypes import DTYPES, DType, is_zero
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.kernels.kmeans1d import kmeans1d
+from reefknot.kernels.kmeans1d import kmeans1d, nearest
 from reefknot.state import MAX_CODEBOOK, Codebook, KeptTensor, TiedState, TiedTensor
 
 Scope = Literal["tensor", "network"]
 Tensor = KeptTensor | TiedTensor
-MAX_SAMPLE = 1 << 20  # values that centers are fitted to; more are thinned out evenly
+MANY = 1 << 17  # values, from which on they are counted in bins
+BIN_BITS = 21  # of a value that decide its bin: of a float32 sign, exponent and 12 bits of fraction
 CHUNK = 1 << 20
 FEW_VALUES = 4096  # with more distinct values than this, coding by index does not pay
+MIN_SIZE = 1_024
+MUCH_ENERGY = 0.1  # of a tensor, the sum of its squares: losing more is worth a warning
 _CAN_BE_TIED = ("F32", "F16", "BF16", "F64")
+
+_NOT_FINITE = "has values that are not finite"
+
+log = logging.getLogger("reefknot")
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,34 @@ class Change:
     done: str
     relative_error: float = 0.0  # L2 norm of the change over that of the tensor
     largest_error: float = 0.0
+    norm: float = 0.0  # L2 norm of the tensor, unless it was kept
+
+
+def network_error(changes: Iterable[Change]) -> float:
+    """The L2 norm of all changes over that of all tensors that were not kept."""
+    rows = [change for change in changes if change.norm]
+    unit = max((change.norm for change in rows), default=1.0)
+    norm = math.hypot(*(change.norm / unit for change in rows))
+    return math.hypot(*(c.relative_error * (c.norm / unit) for c in rows)) / norm if norm else 0.0
+
+
+def warnings_about(changes: Sequence[Change]) -> list[str]:
+    """What people should know about before they use the result: a sentence each."""
+    lost = [change for change in changes if change.relative_error**2 > MUCH_ENERGY]
+    lost.sort(key=lambda change: -change.relative_error)
+    found = []
+    if lost:
+        worst = [f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost[:8]]
+        named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
+        found.append(
+            f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
+            f"sum of their squares: {named}; outputs may be far off: allow more clusters or a "
+            "higher density, keep these, or train with tying"
+        )
+    odd = [repr(change.name) for change in changes if change.done.endswith(_NOT_FINITE)]
+    if odd:
+        found.append(f"NaN or infinity is in {', '.join(odd)}, which is kept exactly")
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,12 +88,13 @@ class Settings:
     density: float | None = None
     scope: Scope = "tensor"
     keep: tuple[str, ...] = ()
-    min_size: int = 0
+    min_size: int = MIN_SIZE
 
     def __post_init__(self) -> None:
-        if self.num_clusters is not None and not 1 <= self.num_clusters <= MAX_CODEBOOK:
+        if self.num_clusters is not None and not 2 <= self.num_clusters <= MAX_CODEBOOK:
             raise ReefknotError(
-                f"num_clusters (--clusters) is from 1 to {MAX_CODEBOOK:,}, not {self.num_clusters}"
+                f"num_clusters (--clusters) is from 2 to {MAX_CODEBOOK:,}, not {self.num_clusters}"
+                + ": with one value nothing of a tensor is left" * (self.num_clusters == 1)
             )
         if self.density is not None and not 0 <= self.density <= 1:
             raise ReefknotError(f"density is a fraction from 0 to 1, not {self.density}")
@@ -73,7 +113,7 @@ def cluster(
     density: float | None = None,
     scope: Scope = "tensor",
     keep: Sequence[str] = (),
-    min_size: int = 0,
+    min_size: int = MIN_SIZE,
 ) -> TiedState:
     """Tie a finished network: each floating-point tensor to a few shared values.
 
@@ -83,11 +123,13 @@ def cluster(
         density: the fraction of elements that may stay non-zero; the smallest go first.
         scope: a codebook (and a threshold) for each tensor, or one for the network.
         keep: patterns of names (`*.bias`) that stay exact.
-        min_size: tensors with fewer elements stay exact.
+        min_size: tensors with fewer elements stay exact, and so do those of fewer than two
+            dimensions; with 0 all of them are tied.
 
     Zeros stay zero, and zero then is one of the `num_clusters` values, however rare it is: with
-    2 of them all that is not zero goes to the one value left, and with 1 everything is zero. What
-    is not zero stays so, but with a density it goes to zero where that is nearest.
+    2 of them all that is not zero goes to the one value left. What is not zero stays so, but with
+    a density it goes to zero where that is nearest. A tensor that loses more than a tenth of its
+    energy, and one that is kept because it holds NaN or infinity, is named in a logged warning.
     """
     if not isinstance(state_dict, Mapping):
         raise ReefknotError(
@@ -107,8 +149,10 @@ def cluster(
         found[name] = (dtype, read())
     settings = Settings(num_clusters, density, scope, tuple(keep), min_size)
     plan = Plan.of(settings, [(n, d, partial(np.asarray, a)) for n, (d, a) in found.items()])
-    tensors = [plan.tie(name, dtype, array)[0] for name, (dtype, array) in found.items()]
-    return TiedState(tuple(plan.codebooks), tuple(tensors), aliases)
+    done = [plan.tie(name, dtype, array) for name, (dtype, array) in found.items()]
+    for sentence in warnings_about([change for _, change in done]):
+        log.warning("reefknot: %s", sentence)
+    return TiedState(tuple(plan.codebooks), tuple(tensor for tensor, _ in done), aliases)
 
 
 def check_patterns(patterns: Iterable[str], names: list[str]) -> None:
@@ -205,10 +249,9 @@ class Plan:
             return f"{dtype.tag} is small already"
         if values.size < max(self.settings.min_size, 1):
             return "too small"
-        for at in range(0, values.size, CHUNK):
-            if not np.isfinite(to_numbers(values.reshape(-1)[at : at + CHUNK], dtype)).all():
-                return "has values that are not finite"
-        return ""
+        if values.ndim < 2 and self.settings.min_size:
+            return "one-dimensional"
+        return "" if _is_finite(values, dtype) else _NOT_FINITE
 
     # -- lossless ---------------------------------------------------------------------------
 
@@ -245,18 +288,16 @@ class Plan:
     # -- k-means and pruning ----------------------------------------------------------------
 
     def _fit_network(self, tensors: list[tuple[str, DType, Callable[[], np.ndarray]]]) -> None:
-        total = sum(read().size for _, _, read in tensors)
-        step = max(1, -(-total // MAX_SAMPLE))
-        samples: dict[str, list[np.ndarray]] = {}
+        counts: dict[str, Counts] = {}
         for _, dtype, read in tensors:
-            part = sampled(read(), dtype, step, self.settings.num_clusters)
-            samples.setdefault(dtype.tag, []).append(part)
-        everything = [part for parts in samples.values() for part in parts]
-        if self.settings.density is not None and everything:
-            self._threshold = threshold(np.concatenate(everything), self.settings.density)
-        for tag, parts in samples.items():
-            sample = np.concatenate(parts)
-            book = fitted(sample, self._threshold, self.settings.num_clusters, DTYPES[tag])
+            counts.setdefault(dtype.tag, Counts(dtype)).add(read())
+        if self.settings.density is not None and counts:
+            points, masses = (
+                np.concatenate(c) for c in zip(*(c.line() for c in counts.values()), strict=True)
+            )
+            self._threshold = threshold(points, masses, self.settings.density)
+        for tag, found in counts.items():
+            book = fitted(found, self._threshold, self.settings.num_clusters)
             if book is not None:
                 self.codebooks.append(book)
                 self._network[tag] = len(self.codebooks) - 1
@@ -268,10 +309,11 @@ class Plan:
         return _tied(name, dtype, values, self._threshold, self.codebooks[number], number)
 
     def _tie_alone(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
-        step = max(1, -(-values.size // MAX_SAMPLE))
-        sample = sampled(values, dtype, step, self.settings.num_clusters)
-        limit = -1.0 if self.settings.density is None else threshold(sample, self.settings.density)
-        book = fitted(sample, limit, self.settings.num_clusters, dtype)
+        counts = Counts(dtype)
+        counts.add(values)
+        density = self.settings.density
+        limit = -1.0 if density is None else threshold(*counts.line(), density)
+        book = fitted(counts, limit, self.settings.num_clusters)
         if book is None:
             return _only_pruned(name, dtype, values, limit)
         self.codebooks.append(book)
@@ -306,56 +348,100 @@ def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:
     return set(seen.tolist())
 
 
-def sampled(values: np.ndarray, dtype: DType, step: int, most: int | None) -> np.ndarray:
-    """Every `step`-th value as float64, a zero if there is one, each value if at most `most`."""
-    sample = to_numbers(values.reshape(-1)[::step], dtype)
-    if step > 1 and is_zero(values, dtype).any():
-        sample = np.append(sample, 0.0)
-    if step > 1 and most is not None:
-        seen = distinct_bits(values, dtype, most)
-        if seen is not None:  # so that none is missed, and all come back unchanged
-            sample = np.concatenate([sample, to_numbers(seen.view(dtype.storage), dtype)])
-    return sample
+class Counts:
+    """How often each value occurs, in any number of tensors of one element type.
+
+    Many different ones are counted in bins of neighbouring bit patterns, narrow enough to be
+    clustered instead of them; none is left out, so the extremes of a tensor are never missed.
+    """
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+        self.exact = True
+        self.zeros = 0
+        self._bits = np.zeros(0, f"<u{dtype.item_bytes}")  # distinct, ascending, none a zero
+        self._masses = np.zeros(0, np.int64)
+        self._shift = max(8 * dtype.item_bytes - BIN_BITS, 0)
+        self._bins = self._places = np.zeros(0)  # how many, and the sum of their lower bits
+
+    def add(self, values: np.ndarray) -> None:
+        """Count the elements of a tensor."""
+        flat = np.ascontiguousarray(values).reshape(-1).view(self._bits.dtype)
+        for at in range(0, len(flat), CHUNK):
+            part = flat[at : at + CHUNK]
+            found = part[(part << 1).astype(bool)]  # without the sign, which zeros may have
+            self.zeros += len(part) - len(found)
+            if self.exact:
+                self._count(*np.unique(found, return_counts=True))
+            else:
+                self._put_in_bins(found)
+
+    def line(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ascending values (or means of bins) as float64, and how often each occurs."""
+        bits, masses = self._bits, self._masses
+        if not self.exact:
+            keys = np.flatnonzero(self._bins)
+            masses = self._bins[keys].astype(np.int64)
+            inside = np.rint(self._places[keys] / masses).astype(bits.dtype)
+            bits = (keys.astype(bits.dtype) << self._shift) + inside
+        points = to_numbers(bits.view(self.dtype.storage), self.dtype)
+        if self.zeros:
+            points, masses = np.append(points, 0.0), np.append(masses, self.zeros)
+        order = np.argsort(points, kind="stable")
+        return points[order], masses[order]
+
+    def _count(self, bits: np.ndarray, masses: np.ndarray) -> None:
+        both = np.concatenate([self._bits, bits])
+        self._bits, where = np.unique(both, return_inverse=True)
+        summed = np.bincount(where, np.concatenate([self._masses, masses]))
+        self._masses = summed.astype(np.int64)
+        if len(self._bits) > MANY:
+            self.exact = False
+            self._bins, self._places = np.zeros((2, 1 << BIN_BITS))
+            self._put_in_bins(self._bits, self._masses)
+
+    def _put_in_bins(self, bits: np.ndarray, masses: np.ndarray | None = None) -> None:
+        keys = (bits >> self._shift).astype(np.int64)
+        inside = (bits & ((1 << self._shift) - 1)).astype(np.float64)
+        self._bins += np.bincount(keys, masses, len(self._bins))
+        inside = inside if masses is None else inside * masses
+        self._places += np.bincount(keys, inside, len(self._bins))
 
 
-def threshold(values: np.ndarray, density: float) -> float:
+def threshold(points: np.ndarray, masses: np.ndarray, density: float) -> float:
     """The magnitude up to which values go to zero, so that a fraction `density` of them is left."""
-    left = round(density * len(values))
-    if left >= len(values):
+    total = int(masses.sum())
+    left = round(density * total)
+    if left >= total:
         return -1.0
-    magnitudes = np.abs(values)
-    return float(np.partition(magnitudes, len(values) - left - 1)[len(values) - left - 1])
+    order = np.argsort(np.abs(points), kind="stable")
+    last = np.searchsorted(np.cumsum(masses[order]), total - left)
+    return float(np.abs(points[order[last]]))
 
 
-def pruned(values: np.ndarray, limit: float) -> np.ndarray:
-    """The values with those up to the limit at zero."""
-    return np.where(np.abs(values) <= limit, 0.0, values)
-
-
-def fitted(
-    values: np.ndarray, limit: float, num_clusters: int | None, dtype: DType
-) -> Codebook | None:
+def fitted(counts: Counts, limit: float, num_clusters: int | None) -> Codebook | None:
     """The values to tie others to: zero if there is one, and the centers of the rest."""
-    values = pruned(values, limit)
+    points, masses = counts.line()
+    total, alive = int(masses.sum()), np.abs(points) > max(limit, 0.0)
+    rest, their_masses = points[alive], masses[alive]
+    zeros = total - int(their_masses.sum())
+    distinct = len(rest) + (zeros > 0)
     if num_clusters is None:
-        distinct = np.unique(values)
-        if len(distinct) > min(FEW_VALUES, len(values) // 4):
+        if not counts.exact or distinct > min(FEW_VALUES, total // 4):
             return None
-        centers = distinct
+        centers = rest
+    elif distinct <= num_clusters:
+        centers = rest
     else:
-        distinct = np.unique(values)
-        if len(distinct) <= num_clusters:
-            centers = distinct
-        else:
-            rest = values[values != 0]
-            zero = len(rest) < len(values)
-            room = num_clusters - int(zero)
-            centers = kmeans1d(rest, room).centers if room else np.zeros(0)
-            if zero and room and limit >= 0 and _some_go_to_zero(rest, centers):
-                centers = kmeans1d(values, num_clusters).centers
-                centers = np.delete(centers, np.abs(centers).argmin())  # zero stands for that one
-            if zero:
-                centers = np.append(centers, 0.0)
+        centers = kmeans1d(rest, num_clusters - (zeros > 0), weights=their_masses).centers
+        if zeros and limit >= 0 and _some_go_to_zero(rest, centers):
+            with_zero = kmeans1d(
+                np.append(rest, 0.0), num_clusters, weights=np.append(their_masses, zeros)
+            ).centers
+            centers = np.delete(with_zero, np.abs(with_zero).argmin())  # zero stands for that one
+    if zeros:
+        centers = np.append(centers, 0.0)
+    dtype = counts.dtype
     stored = from_numbers(np.sort(centers), dtype)
     bits = np.unique(stored.view(f"<u{dtype.item_bytes}"))
     back = bits.view(dtype.storage)
@@ -364,9 +450,34 @@ def fitted(
 
 
 def _some_go_to_zero(values: np.ndarray, centers: np.ndarray) -> bool:
-    middles = (centers[1:] + centers[:-1]) / 2
-    away = np.abs(centers[np.searchsorted(middles, values)] - values)
-    return bool((away >= np.abs(values)).any())
+    away = np.abs(centers[nearest(values, centers)] / 2 - values / 2)  # halves do not overflow
+    return bool((away >= np.abs(values / 2)).any())
+
+
+class _Error:
+    """What a tensor loses; summed in a power of two in which no square overflows or vanishes."""
+
+    def __init__(self, values: np.ndarray, dtype: DType) -> None:
+        largest = max((float(np.abs(part).max()) for _, part in _parts(values, dtype)), default=0.0)
+        self._unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
+        self._lost = self._norm = self._largest = 0.0
+
+    def add(self, before: np.ndarray, after: np.ndarray) -> None:
+        before = before / self._unit
+        away = np.abs(after / self._unit - before)
+        self._lost += float(away @ away)
+        self._norm += float(before @ before)
+        self._largest = max(self._largest, float(away.max()))
+
+    def change(self, name: str, done: str) -> Change:
+        most = float(np.finfo(np.float64).max)
+        return Change(
+            name,
+            done,
+            relative_error=(self._lost / self._norm) ** 0.5 if self._norm else 0.0,
+            largest_error=min(self._largest * self._unit, most),
+            norm=min(self._norm**0.5 * self._unit, most),
+        )
 
 
 def _tied(
@@ -376,25 +487,17 @@ def _tied(
     order = np.argsort(centers)
     if len(book) > 1 and limit < 0:  # without a density, what is not zero stays so
         order = order[~book.zeros[order]]
-    ascending = centers[order]
-    middles = (ascending[1:] + ascending[:-1]) / 2
-    flat = values.reshape(-1)
-    indices = np.empty(len(flat), np.uint8 if len(book) <= 256 else np.uint16)
+    indices = np.empty(values.size, np.uint8 if len(book) <= 256 else np.uint16)
     zero = int(np.argmax(book.zeros)) if book.zeros.any() else -1
-    error = norm = largest = 0.0
-    for at in range(0, len(flat), CHUNK):
-        part = to_numbers(flat[at : at + CHUNK], dtype)
-        chosen = order[np.searchsorted(middles, part)]
+    error = _Error(values, dtype)
+    for at, part in _parts(values, dtype):
+        chosen = order[nearest(part, centers[order])]
         if zero >= 0:
             chosen[(np.abs(part) <= limit) | (part == 0)] = zero
         indices[at : at + CHUNK] = chosen
-        away = np.abs(centers[chosen] - part)
-        error += float(away @ away)
-        norm += float(part @ part)
-        largest = max(largest, float(away.max()))
-    relative = (error / norm) ** 0.5 if norm else 0.0
+        error.add(part, centers[chosen])
     tensor = TiedTensor(name, number, indices.reshape(values.shape))
-    return tensor, Change(name, f"tied to {len(book):,} values", relative, largest)
+    return tensor, error.change(name, f"tied to {len(book):,} values")
 
 
 def _only_pruned(
@@ -402,16 +505,24 @@ def _only_pruned(
 ) -> tuple[Tensor, Change]:
     if limit < 0:
         return KeptTensor(name, dtype, values), Change(name, "kept exactly")
-    numbers = to_numbers(values, dtype)
-    gone = np.abs(numbers) <= limit
-    data = np.where(gone, np.zeros((), dtype.storage), values)
-    norm = float(np.sum(np.square(numbers)))
-    lost = numbers[gone]
-    relative = (float(lost @ lost) / norm) ** 0.5 if norm else 0.0
-    largest = float(np.abs(lost).max(initial=0.0))
-    return KeptTensor(name, dtype, data.astype(dtype.storage)), Change(
-        name, "pruned", relative, largest
-    )
+    data = np.array(values, order="C")
+    flat, error = data.reshape(-1), _Error(values, dtype)
+    for at, part in _parts(values, dtype):
+        gone = np.abs(part) <= limit
+        flat[at : at + CHUNK][gone] = np.zeros((), dtype.storage)
+        error.add(part, np.where(gone, 0.0, part))
+    return KeptTensor(name, dtype, data), error.change(name, "pruned")
+
+
+def _parts(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:
+    """The elements as float64, some at a time, each with the number of its first."""
+    flat = values.reshape(-1)
+    for at in range(0, len(flat), CHUNK):
+        yield at, to_numbers(flat[at : at + CHUNK], dtype)
+
+
+def _is_finite(values: np.ndarray, dtype: DType) -> bool:
+    return all(np.isfinite(part).all() for _, part in _parts(values, dtype))
 
 
 def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:

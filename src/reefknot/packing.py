@@ -9,13 +9,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reefknot.clustering import Change, Plan, Settings, check_patterns
+from reefknot.clustering import (
+    Change,
+    Plan,
+    Settings,
+    check_patterns,
+    network_error,
+    warnings_about,
+)
 from reefknot.errors import ReefknotError
 from reefknot.files import check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.state import TiedState, TiedTensor
-from reefknot.tensorfile import FoundTensor, files_of, open_tensors, write_safetensors
+from reefknot.tensorfile import (
+    FoundTensor,
+    files_of,
+    metadata_of,
+    open_tensors,
+    write_safetensors,
+)
+
+# What `unpack` writes is none of these.
+_OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".reef", ".npz", ".onnx", ".h5", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -25,6 +41,22 @@ class Packed:
     changes: tuple[Change, ...]
     original_bytes: int
     file_bytes: int
+    metadata_left_out: tuple[str, ...] = ()  # keys: version 1 of the format has no place for it
+
+    @property
+    def rate_file(self) -> float:
+        """How many times smaller the file is than the elements."""
+        return self.original_bytes / self.file_bytes
+
+    @property
+    def relative_error(self) -> float:
+        """The L2 norm of all changes over that of all tensors that were not kept."""
+        return network_error(self.changes)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What people should know before they use the file: a sentence each."""
+        return warnings_about(self.changes)
 
 
 def pack(
@@ -59,7 +91,7 @@ def pack(
             on_bytes(total, total)
         else:
             file_bytes = _stream(IndexedWriter(file, effort), own, plan, aliases, changes, on_bytes)
-    return Packed(tuple(changes), total, file_bytes)
+    return Packed(tuple(changes), total, file_bytes, metadata_of(source))
 
 
 def _stream(
@@ -88,6 +120,10 @@ def unpack(
 ) -> int:
     """Write a `.reef` file as a safetensors file; gives its size in bytes."""
     refuse_to_replace(target, force, [Path(source)])
+    if Path(target).suffix.lower() in _OTHER_ENDINGS:
+        raise ReefknotError(
+            f"{target}: unpack writes safetensors; name a file that ends in .safetensors"
+        )
     write_safetensors(open_state(source, max_bytes=max_bytes), target)
     return Path(target).stat().st_size
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import stat
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -21,11 +22,15 @@ import numpy as np
 from reefknot.clustering import reader_of
 from reefknot.dtypes import DType, dtype_of
 from reefknot.errors import FormatError, ReefknotError
-from reefknot.files import write_atomically
+from reefknot.files import writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
 from reefknot.state import TiedState
 
-MAX_HEADER_BYTES = 100 << 20
+# Of a header or an index. The largest models that people share have an index of some hundred
+# thousand tensors, 15 MB. What takes 3 bytes as JSON may take a hundred as objects of Python, so
+# items are counted, too.
+MAX_JSON_BYTES = 32 << 20
+MAX_JSON_ITEMS = 1_000_000
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -78,6 +83,17 @@ def files_of(path: Path | str) -> list[Path]:
     return [path, *(path.parent / shard for shard in sorted(set(_weight_map(path).values())))]
 
 
+def metadata_of(path: Path | str) -> tuple[str, ...]:
+    """The keys of the metadata that the safetensors files of a checkpoint hold."""
+    files = [file for file in files_of(path) if not file.name.endswith(".index.json")]
+    found: dict[str, None] = {}
+    for file in files:
+        if file.suffix not in _TORCH_ENDINGS:
+            metadata = _header(file)[0].get("__metadata__")
+            found |= dict.fromkeys(metadata if isinstance(metadata, dict) else ())
+    return tuple(found)
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -88,7 +104,9 @@ def _is_folder(path: Path) -> bool:
 def _weight_map(path: Path) -> dict[str, str]:
     """Which shard beside an index holds which tensor."""
     try:
-        index = _from_json(path.read_bytes())
+        _check_regular(path)
+        with path.open("rb") as file:
+            index = _from_json(file.read(MAX_JSON_BYTES + 1))
     except OSError as error:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -104,6 +122,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _open(path: Path) -> list[FoundTensor]:
     try:
+        _check_regular(path)
         with path.open("rb") as file:
             head = file.read(8)
         if head[:3] == MAGIC and int.from_bytes(head, "little") > path.stat().st_size:
@@ -115,7 +134,18 @@ def _open(path: Path) -> list[FoundTensor]:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
 
 
+def _check_regular(path: Path) -> None:
+    """A device may have no end, and a pipe no beginning; opening a folder says what it is."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ReefknotError(f"{path} is a device, a pipe or a socket; name a file")
+
+
 def _from_json(text: bytes) -> Any:
+    if len(text) > MAX_JSON_BYTES:
+        raise ValueError(f"it has more than {MAX_JSON_BYTES:,} bytes of JSON, which is the limit")
+    if sum(map(text.count, b",[{")) > MAX_JSON_ITEMS:
+        raise ValueError(f"its JSON has more than {MAX_JSON_ITEMS:,} items, which is the limit")
     return json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
 
 
@@ -131,31 +161,36 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ---- safetensors ------------------------------------------------------------------------------
 
 
-def _safetensors(path: Path) -> list[FoundTensor]:
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where its data begins."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+        if size < 8 or length > size - 8:
             raise FormatError(
                 f"{path} is not a safetensors file: its header would have {length:,} bytes"
             )
-        text = file.read(length)
+        text = file.read(min(length, MAX_JSON_BYTES + 1))
     try:
         table = _from_json(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not a safetensors file: {error}") from error
     if not isinstance(table, dict):
         raise FormatError(f"{path} is not a safetensors file: its header is not a table")
+    return table, 8 + length
+
+
+def _safetensors(path: Path) -> list[FoundTensor]:
+    table, base = _header(path)
     rows = [_Row.of(path, name, row) for name, row in table.items() if name != "__metadata__"]
     rows.sort(key=lambda row: (row.begin, row.end))
     for row, following in itertools.pairwise(rows):
         if following.begin < row.end:
             raise FormatError(f"{path}: {row.name!r} and {following.name!r} overlap")
-    if rows and rows[-1].end > size - 8 - length:
+    if rows and rows[-1].end > path.stat().st_size - base:
         raise FormatError(f"{path} ends inside {rows[-1].name!r}; copy it again")
     return [
-        FoundTensor(row.name, row.dtype, row.shape, partial(_read, path, row, 8 + length))
-        for row in rows
+        FoundTensor(row.name, row.dtype, row.shape, partial(_read, path, row, base)) for row in rows
     ]
 
 
@@ -299,27 +334,28 @@ def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarr
 def write_safetensors(state: TiedState, path: Path | str) -> None:
     """Write a state as a safetensors file: every name with its elements, nothing shared."""
     table: dict[str, Any] = {}
-    chunks, at = [], 0
-    rows = sorted(
-        state.arrays(), key=lambda row: -row[1].item_bytes
-    )  # alignment, as the format asks
-    for name, dtype, values in rows:
+    named = [(tensor.name, tensor) for tensor in state.tensors]
+    tensors = dict(named)
+    named += [(alias, tensors[name]) for alias, name in state.aliases.items()]
+    named.sort(key=lambda row: -state.dtype(row[1]).item_bytes)  # alignment, as the format asks
+    at = 0
+    for name, tensor in named:
         if name == "__metadata__" or not _is_utf8(name):
             raise ReefknotError(
                 f"a safetensors file cannot hold a tensor named {name!r}; "
                 "use reefknot.load and rename it"
             )
-        data = np.ascontiguousarray(values)
-        table[name] = {
-            "dtype": dtype.tag,
-            "shape": list(values.shape),
-            "data_offsets": [at, at + data.nbytes],
-        }
-        chunks.append(data.tobytes())
-        at += data.nbytes
+        dtype = state.dtype(tensor)
+        end = at + math.prod(tensor.shape) * dtype.item_bytes
+        shape = [int(size) for size in tensor.shape]
+        table[name] = {"dtype": dtype.tag, "shape": shape, "data_offsets": [at, end]}
+        at = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    write_atomically(path, len(text).to_bytes(8, "little") + text + b"".join(chunks))
+    with writing_atomically(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in named:  # one at a time: no second copy of the network is held
+            file.write(np.ascontiguousarray(state.values(tensor)).reshape(-1).view(np.uint8).data)
 
 
 def _is_utf8(name: str) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from reef_examples import EXAMPLES, lenet
+from safetensors.numpy import save_file
 
 from reefknot.cli import main as files
 from reefknot.clustering import Settings
@@ -49,12 +50,68 @@ def test_a_tied_network_is_found_in_its_dense_checkpoint(tmp_path):
 
 def test_pack_with_settings_reports_what_it_did(tmp_path):
     write_safetensors(EXAMPLES["only-kept"](), tmp_path / "a.safetensors")
-    result = run("pack", tmp_path / "a.safetensors", tmp_path / "a.reef", "--clusters", 4, "--json")
-    rows = {row["name"]: row["done"] for row in json.loads(result.output)["tensors"]}
+    arguments = ("pack", tmp_path / "a.safetensors", tmp_path / "a.reef", "--clusters", 4)
+    result = CliRunner().invoke(files, [*map(str, arguments), "--min-size", "0", "--json"])
+    rows = {row["name"]: row["done"] for row in json.loads(result.stdout)["tensors"]}
     assert rows == {
         "w": "kept exactly: has values that are not finite",
         "e": "kept exactly: too small",
     }
+
+
+WEIGHTS = np.random.default_rng(0).normal(size=(40, 50)).astype("<f4")
+
+
+def both_streams(*arguments):
+    result = CliRunner().invoke(files, [str(a) for a in arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_lossy_table_ends_with_the_network_and_names_what_is_lost_on_stderr(tmp_path):
+    source, target = tmp_path / "a.safetensors", tmp_path / "a.reef"
+    save_file({"fc.weight": WEIGHTS, "fc.bias": WEIGHTS[0]}, source)
+    code, out, err = both_streams("pack", source, target, "--clusters", 32)
+    assert code == 0 and not err
+    last = [line for line in out.splitlines() if line.strip()][-2]
+    assert last.split()[:3] == ["the", "whole", "network"] and "bytes (" in last
+    assert "kept exactly: too small" in out
+    code, out, err = both_streams("pack", source, target, "-f", "--density", 0.1)
+    assert code == 0 and err.startswith("reefknot: warning: 1 of 2 tensors lose more than a tenth")
+    assert "'fc.weight' (5" in err
+    code, out, err = both_streams("pack", source, target, "-f", "--density", 0.1, "--json")
+    found = json.loads(out)
+    assert found["warnings"] == [err.strip().removeprefix("reefknot: warning: ")]
+    assert 0.5 < found["relative_error"] < 0.9
+    code, out, err = both_streams("pack", source, target, "-f", "--clusters", 1)
+    assert code == 2 and "with one value nothing of a tensor is left" in err
+
+
+def test_a_lossless_pack_says_in_two_lines_that_nothing_changed(tmp_path):
+    many = {f"layer.{n}": WEIGHTS[n] for n in range(30)} | {"mask": np.ones((9, 9), "<f4")}
+    save_file(many, tmp_path / "a.safetensors")
+    code, out, err = both_streams("pack", tmp_path / "a.safetensors", tmp_path / "a.reef")
+    assert code == 0 and not err
+    lines = out.splitlines()
+    assert len(lines) == 2 and lines[0] == "31 tensors, 1 of them of few values: nothing changed"
+
+
+def test_metadata_that_is_not_kept_is_said(tmp_path):
+    source = tmp_path / "a.safetensors"
+    save_file({"w": WEIGHTS}, source, metadata={"format": "pt", "licence\n": "mine"})
+    code, out, err = both_streams("pack", source, tmp_path / "a.reef")
+    assert code == 0
+    assert "is not kept: " in err and "format" in err and "licence\\n" in err
+    assert len(err.splitlines()) == 1
+    code, out, err = both_streams("pack", source, tmp_path / "b.reef", "--json")
+    assert sorted(json.loads(out)["metadata_left_out"]) == ["format", "licence\n"]
+
+
+@pytest.mark.parametrize("name", ["out.pt", "out.PTH", "out.bin", "out.ckpt", "out.reef"])
+def test_unpack_does_not_write_safetensors_under_the_name_of_another_format(tmp_path, name):
+    save(lenet(), tmp_path / "a.reef")
+    code, _, err = both_streams("unpack", tmp_path / "a.reef", tmp_path / name)
+    assert code == 2 and "name a file that ends in .safetensors" in err
+    assert os.listdir(tmp_path) == ["a.reef"]
 
 
 def test_shards_and_their_index(tmp_path):
@@ -234,7 +291,7 @@ def test_names_are_printed_as_they_are_and_without_control_characters(tmp_path, 
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     for arguments in (
         ["inspect", tmp_path / "a.reef"],
-        ["pack", tmp_path / "a.pt", tmp_path / "b.reef"],
+        ["pack", tmp_path / "a.pt", tmp_path / "b.reef", "--clusters", "2"],
     ):
         done = subprocess.run(
             [sys.executable, "-m", "reefknot.cli", *arguments],

@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import random
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -69,6 +72,51 @@ def test_a_wrong_entry_of_a_safetensors_header_is_refused(tmp_path, change, sent
 def test_a_wrong_safetensors_header_is_refused(tmp_path, header, sentence):
     with pytest.raises(FormatError, match=sentence):
         open_tensors(safetensors(tmp_path / "x.safetensors", header))
+
+
+# Short entries cost far more as objects of Python than as text.
+BOMBS = {
+    "metadata": b'{"__metadata__":{%s}}'
+    % b",".join(b'"%x":""' % n for n in range(1_000_000, 2_010_000)),
+    "lists": b'{"x":[%s]}' % b",".join([b"[]"] * 1_010_000),
+    "dicts": b'{"x":[%s]}' % b",".join([b"{}"] * 1_010_000),
+    "one string": b'{"x":"%s"}' % (b"s" * (33 << 20)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("file", ["x.safetensors", "x.safetensors.index.json"])
+def test_json_that_would_take_much_memory_is_refused_before_it_is_parsed(tmp_path, kind, file):
+    if file.endswith(".json"):
+        (tmp_path / file).write_bytes(BOMBS[kind])
+    else:
+        safetensors(tmp_path / file, BOMBS[kind])
+    with pytest.raises(FormatError, match=r"more than [\d,]+ (items|bytes).* the limit"):
+        open_tensors(tmp_path / file)
+
+
+def test_the_largest_header_that_is_read_takes_little_memory(tmp_path):
+    pairs = b",".join(b'"%x":""' % n for n in range(1_000_000, 1_990_000))
+    path = safetensors(tmp_path / "x.safetensors", b'{"__metadata__":{%s}}' % pairs)
+    code = (
+        "import sys; from reefknot.tensorfile import open_tensors; open_tensors(sys.argv[1])\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 500_000
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.safetensors.index.json"])
+def test_a_pipe_and_a_device_are_not_read(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ReefknotError, match="is a device, a pipe or a socket"):
+        open_tensors(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ReefknotError, match="is a device, a pipe or a socket"):
+        open_tensors(tmp_path / name)
 
 
 def test_booleans_that_are_neither_0_nor_1_are_refused(tmp_path):

@@ -8,6 +8,7 @@ Unaware   of what the clusters are good for.
 A bin is a sign, one of 21 powers of two from the largest magnitude down, and some bits of fraction:
 with 10 of them about what float16 can tell apart, but without its limits, because the powers are
 counted from the largest number. What is below 2**-20 of it is at zero. Keys ascend as numbers do.
+Where those powers or the ends of the bins go beyond what the type can tell there are no bins.
 
 All that is counted is whole: how many numbers, and where inside its bin each one is. So the order
 does not matter, threads give the same as one, and histograms of parts are added.
@@ -138,6 +139,12 @@ def _real(dtype: np.dtype) -> Any:
 def has_bins(dtype: np.dtype) -> bool:
     """Whether numbers of this type can be counted."""
     return dtype in _FRACTION_OF
+
+
+def has_powers(dtype: np.dtype, largest: float) -> bool:
+    """Whether all powers below a largest magnitude are normal numbers, and the next one finite."""
+    limits = np.finfo(dtype)
+    return float(limits.tiny) * 2.0**POWERS <= largest <= float(limits.max) / 2
 
 
 def threads_for(elements: int) -> int:

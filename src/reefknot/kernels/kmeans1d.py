@@ -21,6 +21,7 @@ from reefknot.kernels.histogram import (
     Bins,
     Histogram,
     has_bins,
+    has_powers,
     largest_magnitude,
     threads_for,
     work_on,
@@ -121,13 +122,14 @@ def refit(
 ) -> Refit | None:
     """k-means on numbers where they lie, of any amount: they are counted, not copied.
 
-    The rows' assignments are written. None, and nothing is written, if the numbers have no bins or
-    nearly all fall into a few of them, which are then too coarse; or if one is not finite.
+    The rows' assignments are written. None, and nothing is written, if the numbers have no bins
+    (all are zero, or the largest is near the ends of what its type can tell, or not finite), or
+    nearly all fall into a few of them, which are then too coarse.
     """
     if not has_bins(dtype):
         return None
     largest = largest_magnitude(numbers, dtype, threads)
-    if not 0 < largest < np.inf:
+    if not has_powers(dtype, largest):
         return None
     bins = Bins(dtype, largest, 10 if num_clusters <= 64 else 12)
     histogram = Histogram.of(numbers, bins, threads)
@@ -212,8 +214,7 @@ class _Line:
             half = self.mass[starts] + mass / 2
             return self.points[np.searchsorted(self.mass[1:], half, side="left")]
         means = self.origin + (self.moment[ends] - self.moment[starts]) / mass
-        # A mean lies among its points; rounding of the running sums must not push it outside.
-        return np.clip(np.ldexp(means, self.power), self.points[starts], self.points[ends - 1])
+        return self._among(means, starts, ends - 1)
 
     def final_centers(self, starts: NDArray) -> NDArray[np.float64]:
         """The same, each interval summed by itself: a far outlier spoils no other's mean."""
@@ -221,8 +222,13 @@ class _Line:
             return self.centers(starts)
         mass = np.add.reduceat(self.masses, starts)
         means = self.origin + np.add.reduceat(self.masses * self.shifted, starts) / mass
-        last = np.append(starts[1:], len(self)) - 1
-        return np.clip(np.ldexp(means, self.power), self.points[starts], self.points[last])
+        return self._among(means, starts, np.append(starts[1:], len(self)) - 1)
+
+    def _among(self, means: NDArray, first: NDArray, last: NDArray) -> NDArray[np.float64]:
+        """Means in the unit of the points: among them, wherever rounding of the sums put them."""
+        with np.errstate(over="ignore"):
+            means = np.ldexp(means, self.power)
+        return np.clip(means, self.points[first], self.points[last])
 
     def solve(
         self, num_clusters: int, centers: ArrayLike | None, max_iterations: int
@@ -268,7 +274,8 @@ class _Line:
         """The centers, and for each missing cluster the point that costs most where it is."""
         centers = self.centers(starts)
         own = np.repeat(centers, np.diff(np.append(starts, len(self))))
-        away = np.abs(self.points - own)
+        # In the same powers of two as all that is summed, so that no square overflows.
+        away = np.abs(np.ldexp(self.points, -self.power) - np.ldexp(own, -self.power))
         cost = self.masses * (away if self.distance == "l1" else away * away)
         missing = num_clusters - len(starts)
         worst = np.argsort(-cost, kind="stable")[:missing]

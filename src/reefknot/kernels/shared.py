@@ -8,6 +8,9 @@ A task is an array of int64, its first element the number of the next piece. A w
 the same result whoever does which piece: integers are added, or each piece writes to a place of
 its own. Threads that are awake already begin within a microsecond, those of Python in a tenth of a
 millisecond, so small work is done by the caller alone unless threads were lent.
+
+A forked process (a worker of torch's DataLoader) has none of the threads of its parent, and the
+libraries that lent them wait for them for ever: there the caller does everything alone.
 """
 
 import os
@@ -15,20 +18,30 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from reefknot.kernels.jit import inlined_with_arrays
+from reefknot.kernels.jit import inlined_with_arrays, keep_on_disk
 
 NEXT = 0  # where a task holds the number of the next piece
 WORTH_A_THREAD = 1 << 20  # elements, from which on threads of Python pay
 Team = Callable[[int, int, int], None]  # (worker's address, task's address, threads)
 
 _team: Team | None = None
+_forked = False
+
+
+def _stay_alone() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stay_alone)
 
 
 def borrow(team: Team | None) -> None:
@@ -41,6 +54,7 @@ def share(worker: Any, task: NDArray[np.int64], elements: int, threads: int) -> 
     """Have a worker do a task, on at most `threads` threads."""
     task[NEXT] = 0
     where = task.ctypes.data
+    threads = 1 if _forked else threads
     if threads > 1 and _team is not None:
         _team(worker.address, where, threads)
     elif threads > 1 and elements >= WORTH_A_THREAD:
@@ -63,12 +77,10 @@ def available_threads() -> int:
 
 def worker(function: Callable[[Any], None]) -> Any:
     """Compile a worker; the machine code is kept on disk where that is possible."""
-    try:
-        return numba.cfunc("void(voidptr)", cache=True)(function)
-    except RuntimeError as error:
-        if "cache" not in str(error):
-            raise
-        return numba.cfunc("void(voidptr)")(function)
+    loop = CFunc(function, ((types.voidptr,), types.void), locals={}, options={})
+    keep_on_disk(loop, function)
+    loop.compile()
+    return loop
 
 
 def _pointer(typingctx: Any, address: Any) -> Any:

@@ -2,12 +2,19 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from reefknot import kmeans1d
-from reefknot.kernels.histogram import Bins, Histogram, largest_magnitude, work_on
+from reefknot.kernels.histogram import (
+    POWERS,
+    Bins,
+    Histogram,
+    has_powers,
+    largest_magnitude,
+    work_on,
+)
 from reefknot.kernels.kmeans1d import MANY
 
 numbers = arrays(
@@ -23,9 +30,10 @@ def counted(values, threads=1):
 
 
 @given(values=numbers)
+@example(values=np.array([2.0**-105, 2.5e-44, -2.5e-44, 0], np.float32))
+@example(values=np.array([2.0**126, -1e38, 0], np.float32))
 def test_bins_hold_every_number_once_and_ascend_with_them(values):
-    if not values.any():
-        return
+    assume(has_powers(values.dtype, float(np.abs(values).max())))
     found = counted(values)
     assert found.counts.sum() == len(values)
     assert np.all(np.diff(found.means) > 0)
@@ -39,6 +47,34 @@ def test_bins_hold_every_number_once_and_ascend_with_them(values):
         assert mean == pytest.approx(inside.mean(), rel=1e-9, abs=largest * 2.0**-20)
         width = inside.max() - inside.min()
         assert width <= max(2.0**-10 * np.abs(inside).max(), 2.0**-19 * largest)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_there_are_no_bins_at_the_ends_of_a_type(dtype):
+    limits = np.finfo(dtype)
+    lowest, highest = limits.tiny * dtype(2) ** POWERS, limits.max / 2
+    for largest in (lowest, dtype(1), highest):
+        assert has_powers(np.dtype(dtype), float(largest))
+    for largest in (0, limits.smallest_subnormal, np.nextafter(lowest, dtype(0)), limits.max):
+        assert not has_powers(np.dtype(dtype), float(largest))
+    for largest in (np.inf, np.nan):
+        assert not has_powers(np.dtype(dtype), largest)
+
+
+@pytest.mark.parametrize("power", [-129, -127, -100, 126, 127])
+def test_many_numbers_of_any_magnitude_are_clustered_alike(power):
+    spread = 0.02 * np.random.default_rng(0).standard_t(2, MANY)
+    most = 2 - 2.0**-23
+    values = np.ldexp(np.append(spread.clip(-most, most), most), power).astype(np.float32)
+
+    def cost(result):
+        return ((np.ldexp(values.astype(float), -power) - result) ** 2).sum()
+
+    centers, assignment = kmeans1d(values, 16)
+    best = kmeans1d(values.astype(float), 16, exact=True)
+    assert cost(np.ldexp(centers, -power)[assignment]) <= 1.001 * cost(
+        np.ldexp(best.centers, -power)[best.assignment]
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

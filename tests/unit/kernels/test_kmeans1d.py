@@ -177,6 +177,13 @@ def test_numbers_of_any_magnitude_are_clustered_alike(unit, exact):
     assert assignment.tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_the_largest_numbers_there_are_do_not_overflow():
+    most = np.finfo(float).max
+    values = np.append(np.linspace(-1, 1, 40), [1, 0.9]) * most
+    assert np.all(np.isfinite(kmeans1d(values, 9, centers=[0.0]).centers))
+    assert kmeans1d(values, 1).centers[0] == pytest.approx(1.9 / 42 * most)
+
+
 def test_huge_weights_do_not_overflow():
     found = kmeans1d([1.0, 2.0, 9.0], 2, weights=np.full(3, 1e308))
     assert found.centers.tolist() == [1.5, 9.0]
