@@ -21,6 +21,10 @@ class _Commands(click.Group):
             lines = "\n".join(plain(line) for line in str(error).splitlines())
             click.echo(f"reefknot: {lines}", err=True)
             ctx.exit(error.exit_code)
+        except MemoryError as error:
+            reason = f" ({error})" if str(error) else ""
+            click.echo(f"reefknot: there is not enough memory for this{plain(reason)}", err=True)
+            ctx.exit(ReefknotError.exit_code)
         except KeyboardInterrupt:
             click.echo("reefknot: stopped", err=True)
             ctx.exit(130)
