@@ -6,6 +6,7 @@ Unaware   of how tensors are printed; the command line does that.
 """
 
 import lzma
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -114,7 +115,7 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
 
 
 def _size(tensor: TiedTensor | KeptTensor) -> int:
-    return int(np.prod(tensor.shape, dtype=np.int64))
+    return math.prod(tensor.shape)
 
 
 def _row(
@@ -210,5 +211,10 @@ def _compare_tensor(state: TiedState, mine: TiedTensor | KeptTensor, other: Foun
 
 def _pieces(tensor: FoundTensor) -> Iterator[np.ndarray]:
     """The elements of a checkpoint's tensor, as many at a time as `TiedState.pieces` gives."""
-    flat = np.ascontiguousarray(tensor.read()).reshape(-1)
-    yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
+    size = math.prod(tensor.shape)
+    if tensor.read_part is not None:
+        for at in range(0, size, CHUNK):
+            yield tensor.read_part(at, min(CHUNK, size - at))
+    else:
+        flat = np.ascontiguousarray(tensor.read()).reshape(-1)
+        yield from (flat[at : at + CHUNK] for at in range(0, size, CHUNK))

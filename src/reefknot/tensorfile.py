@@ -21,7 +21,7 @@ import numpy as np
 from reefknot.clustering import reader_of
 from reefknot.dtypes import DType, dtype_of
 from reefknot.errors import FormatError, ReefknotError
-from reefknot.files import write_atomically
+from reefknot.files import read_bytes, reading, writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
 from reefknot.state import TiedState
 
@@ -37,6 +37,7 @@ class FoundTensor(NamedTuple):
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
     same_as: str = ""  # the name of an earlier tensor that has the same storage
+    read_part: Callable[[int, int], np.ndarray] | None = None  # so many elements from this one on
 
     @property
     def num_bytes(self) -> int:
@@ -88,9 +89,7 @@ def _is_folder(path: Path) -> bool:
 def _weight_map(path: Path) -> dict[str, str]:
     """Which shard beside an index holds which tensor."""
     try:
-        index = _from_json(path.read_bytes())
-    except OSError as error:
-        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+        index = _from_json(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not the index of a sharded checkpoint: {error}") from error
     where = index.get("weight_map") if isinstance(index, dict) else None
@@ -104,7 +103,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _open(path: Path) -> list[FoundTensor]:
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             head = file.read(8)
         if head[:3] == MAGIC and int.from_bytes(head, "little") > path.stat().st_size:
             raise FormatError(
@@ -154,7 +153,13 @@ def _safetensors(path: Path) -> list[FoundTensor]:
     if rows and rows[-1].end > size - 8 - length:
         raise FormatError(f"{path} ends inside {rows[-1].name!r}; copy it again")
     return [
-        FoundTensor(row.name, row.dtype, row.shape, partial(_read, path, row, 8 + length))
+        FoundTensor(
+            row.name,
+            row.dtype,
+            row.shape,
+            partial(_read, path, row, 8 + length),
+            read_part=partial(_read_part, path, row, 8 + length),
+        )
         for row in rows
     ]
 
@@ -201,16 +206,16 @@ def _are_sizes(found: Any) -> bool:
 
 
 def _read(path: Path, row: _Row, base: int) -> np.ndarray:
-    count = math.prod(row.shape)
-    try:
-        with path.open("rb") as file:
-            file.seek(base + row.begin)
-            data = np.fromfile(file, row.dtype.storage, count)
-    except OSError as error:
-        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+    return _read_part(path, row, base, 0, math.prod(row.shape)).reshape(row.shape)
+
+
+def _read_part(path: Path, row: _Row, base: int, start: int, count: int) -> np.ndarray:
+    with reading(path) as file:
+        file.seek(base + row.begin + start * row.dtype.item_bytes)
+        data = np.fromfile(file, row.dtype.storage, count)
     if len(data) != count:
         raise FormatError(f"{path} ends inside {row.name!r}; copy it again")
-    return _booleans_checked(path, row.name, data.reshape(row.shape))
+    return _booleans_checked(path, row.name, data)
 
 
 def _booleans_checked(path: Path, name: str, values: np.ndarray) -> np.ndarray:
@@ -299,27 +304,27 @@ def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarr
 def write_safetensors(state: TiedState, path: Path | str) -> None:
     """Write a state as a safetensors file: every name with its elements, nothing shared."""
     table: dict[str, Any] = {}
-    chunks, at = [], 0
+    at = 0
     rows = sorted(
-        state.arrays(), key=lambda row: -row[1].item_bytes
+        state.names(), key=lambda row: -state.dtype(row[1]).item_bytes
     )  # alignment, as the format asks
-    for name, dtype, values in rows:
+    for name, tensor in rows:
         if name == "__metadata__" or not _is_utf8(name):
             raise ReefknotError(
                 f"a safetensors file cannot hold a tensor named {name!r}; "
                 "use reefknot.load and rename it"
             )
-        data = np.ascontiguousarray(values)
-        table[name] = {
-            "dtype": dtype.tag,
-            "shape": list(values.shape),
-            "data_offsets": [at, at + data.nbytes],
-        }
-        chunks.append(data.tobytes())
-        at += data.nbytes
+        dtype = state.dtype(tensor)
+        end = at + math.prod(tensor.shape) * dtype.item_bytes
+        table[name] = {"dtype": dtype.tag, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    write_atomically(path, len(text).to_bytes(8, "little") + text + b"".join(chunks))
+    with writing_atomically(path) as file:  # some elements at a time: memory for one copy is enough
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in rows:
+            for piece in state.pieces(tensor):
+                file.write(piece.tobytes())
 
 
 def _is_utf8(name: str) -> bool:
