@@ -94,7 +94,8 @@ def read_header(file: io.BufferedIOBase, *, source: str) -> layout.Header:
 def _about(source: str, error: ReefknotError) -> FormatError:
     """The same error, which now says what file it is about."""
     text = str(error)
-    return FormatError(f"{source} {text}" if text.startswith("is ") else f"{source}: {text}")
+    verb = text.startswith(("is ", "has "))
+    return FormatError(f"{source} {text}" if verb else f"{source}: {text}")
 
 
 @dataclass(frozen=True)
