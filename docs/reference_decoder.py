@@ -1,11 +1,12 @@
 """A reader of `.reef` files (version 1) in plain Python, with no dependency.
 
 It follows docs/format.md section by section and is slow on purpose: it is there to be read, and to
-prove that the specification is complete. It decodes; it checks only what it must to be right.
+prove that the specification is complete. It refuses exactly what the specification refuses.
 
     python reference_decoder.py model.reef          prints every name, type, shape and CRC-32
 
-`read(data)` gives a dict: name -> (type, shape, bytes of the elements in C order, little endian).
+`read(data)` gives a dict: name -> (type, shape, bytes of the elements in C order, little endian),
+or raises `RefusedError`; `limit` is what the tensors may take up once decoded, aliases included.
 """
 
 import math
@@ -32,6 +33,16 @@ PRIME = (
     "fc1.weight\0fc1.bias\0fc2.weight\0fc2.bias\0fc3.weight\0fc3.bias\0fc.weight\0fc.bias\0"
     "conv1.weight\0conv1.bias\0conv2.weight\0conv2.bias\0fc1.weight\0fc1.bias\0fc2.weight\0fc2.bias\0"
 ).encode()  # fmt: skip
+
+
+class RefusedError(ValueError):
+    """The file is not a valid one."""
+
+
+def require(condition, why):
+    if not condition:
+        raise RefusedError(why)
+
 
 # ---- tables (format.md, section 3) -------------------------------------------------------------
 
@@ -62,8 +73,8 @@ STRETCH = [bisect_left(SQUASH, 16 * p + 8) - STRETCH_MAX for p in range(4096)]
 class Decoder:
     """Bits of one stream. With `told`, it learns from given bits instead (to prime the name model)."""
 
-    def __init__(self, stream, told=None):
-        self.stream, self.told = stream, told
+    def __init__(self, stream, told=None, budget=1 << 62):
+        self.stream, self.told, self.budget = stream, told, budget
         self.size, self.at = 1 << 48, 6
         self.code = int.from_bytes(stream[:6].ljust(6, b"\0"), "big")
         self.numbers, self.flags = {}, {}
@@ -84,7 +95,15 @@ class Decoder:
             self.at += 1
             self.code = self.code << 8 | byte
             self.size <<= 8
+        require(self.at - 6 <= len(self.stream), "a stream ends before its content")
         return int(bit)
+
+    def spend(self, number):
+        self.budget -= number
+        require(self.budget >= 0, "a stream claims more elements than its size allows")
+
+    def close(self):
+        require(self.at - 6 <= len(self.stream) <= self.at, "a stream is not used up exactly")
 
     def adaptive(self, table, slot, base=32768):
         bit = self.bit(shrunk(table, slot, 2, base))
@@ -148,14 +167,20 @@ class Decoder:
             return []
         middle = number // 2
         first = low + middle
-        value = first + self.uniform(high - (number - 1 - middle) - first + 1)
+        room = high - (number - 1 - middle) - first + 1
+        require(room > 0, "a codebook has more values than fit between its bounds")
+        value = first + self.uniform(room)
         left = self.ascending(middle, low, value - 1)
         return [*left, value, *self.ascending(number - middle - 1, value + 1, high)]
 
     def name(self):
         if self.text is None:
             self.text = Names()
-        return self.text.read(self).replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
+        name = self.text.read(self).replace(b"\xc0\x80", b"\0")
+        try:
+            return name.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise RefusedError("a name is not UTF-8") from error
 
 
 def shrunk(table, slot, prior, base):
@@ -174,12 +199,17 @@ def count(table, slot, bit):
 class Names:
     """The model of names, which has read the typical ones."""
 
+    primed = None  # what reading them has left, the same for every stream
+
     def __init__(self):
         self.table, self.weights, self.history = {}, [65536] + [20000] * 5, b"\0" * 5
-        told = (byte >> shift & 1 for byte in PRIME for shift in range(7, -1, -1))
-        primer = Decoder(b"", told)
-        for _ in range(PRIME.count(b"\0")):
-            self.read(primer)
+        if Names.primed is None:
+            told = (byte >> shift & 1 for byte in PRIME for shift in range(7, -1, -1))
+            primer = Decoder(b"", told)
+            for _ in range(PRIME.count(b"\0")):
+                self.read(primer)
+            Names.primed = self.table, self.weights
+        self.table, self.weights = dict(Names.primed[0]), list(Names.primed[1])
         self.history = PRIME[-5:]
 
     def read(self, decoder):
@@ -205,18 +235,24 @@ class Names:
             if byte == b"\0":
                 return name
             name += byte
+            require(len(name) <= 65_536, "a name is too long")
 
 
 # ---- header (section 6) ------------------------------------------------------------------------
 
 
-def read_header(d, indexed):
+def read_header(d, indexed, file_bytes):
     num_books, num_entries, num_aliases = (
         d.number("books"),
         d.number("entries"),
         d.number("aliases"),
     )
-    books = [read_book(d) for _ in range(num_books)]
+    parts = num_books + num_entries + num_aliases
+    require(parts <= 64 + 2 * file_bytes, "too many codebooks, tensors and aliases")
+    books, num_values = [], 0
+    for _ in range(num_books):
+        books.append(read_book(d, 65_536 + 8 * file_bytes - num_values))
+        num_values += len(books[-1][1])
     entries, by_ending, outputs, last = [], {}, -1, -1
     for _ in range(num_entries):
         name = d.name()
@@ -231,13 +267,16 @@ def read_header(d, indexed):
             else:
                 entry["type"] = TAGS[d.uniform(len(TAGS))]
         else:
+            require(books, "a tied tensor in a file without codebooks")
             if not d.flag("same codebook", 0, 50000):
                 last = last + 1 if d.flag("next codebook", 0, 50000) else d.uniform(len(books))
+            require(0 <= last < len(books), "a codebook that is not there")
             entry["codebook"], entry["type"] = last, books[last][0]
         if like and d.flag("same rank", 0, 55000):
             rank = len(like["shape"])
         else:
             rank = d.number("rank")
+            require(rank <= 64, "too many dimensions")
         shape = []
         for i in range(rank):
             guesses = (
@@ -254,6 +293,7 @@ def read_header(d, indexed):
                     known.append(guess)
             else:
                 shape.append(d.number("size"))
+        require(math.prod(max(size, 1) for size in shape) <= 1 << 46, "a shape beyond any limit")
         entry["shape"] = tuple(shape)
         outputs = shape[0] if rank > 1 else outputs
         if indexed:
@@ -261,16 +301,24 @@ def read_header(d, indexed):
             entry["bytes"], entry["crc"] = d.number("bytes"), d.uniform(1 << 32)
         by_ending[ending] = entry
         entries.append(entry)
+    require(entries or not num_aliases, "an alias in a file without tensors")
     aliases = [(d.name(), d.uniform(num_entries)) for _ in range(num_aliases)]
+    names = [entry["name"] for entry in entries] + [name for name, _ in aliases]
+    require(len(set(names)) == len(names), "two tensors of one name")
+    require(sum(map(len, names)) <= (1 << 20) + 64 * file_bytes, "names that are too long")
     return books, entries, aliases
 
 
-def read_book(d):
+def read_book(d, most_values):
     """A codebook: its type, and the raw bits of its values in order."""
-    tag = TAGS[d.number("type")]
+    kind = d.number("type")
+    require(kind < len(TAGS), "an unknown element type")
+    tag = TAGS[kind]
     width, number = 8 * TYPES[tag], d.number("values")
+    require(number <= min(65_536, most_values), "too many values in codebooks")
     has_zero = d.flag("zero", 0, 60000) if number else 0
     below = d.uniform(number - has_zero + 1)
+    require(tag in EXPONENT_BITS or not below, "a negative part of a type without sign")
     low, high, shift = 0, (1 << width) - 1, 0
     if tag in EXPONENT_BITS:
         fraction = width - 1 - EXPONENT_BITS[tag]
@@ -281,17 +329,27 @@ def read_book(d):
             - (-(folded + 1 >> 1) if folded & 1 else folded >> 1)
         )
         least = most - d.number("exponents")
+        require(least >= 0 and most < 1 << EXPONENT_BITS[tag], "impossible exponents")
         shift = fraction - d.uniform(fraction + 1)
         low, high = (least << fraction) >> shift, (((most + 1) << fraction) - 1) >> shift
     negative = d.ascending(below, low, high)
     positive = d.ascending(number - has_zero - below, low, high)
     sign = 1 << (width - 1)
-    if tag in EXPONENT_BITS:
-        return tag, [m << shift | sign for m in negative[::-1]] + [0] * has_zero + [
-            m << shift for m in positive
-        ]
     flip = sign if tag in ("I8", "I16", "I32", "I64") else 0
-    return tag, [m ^ flip for m in [0] * has_zero + positive]
+    values = [m << shift | sign for m in negative[::-1]]
+    values += [flip] * has_zero + [m << shift ^ flip for m in positive]
+    require(len(set(values)) == len(values), "the same value twice")
+    require(tag != "BOOL" or all(value < 2 for value in values), "a boolean above 1")
+    require(not any(is_negative_zero(value, tag) for value in values), "-0.0 in a codebook")
+    return tag, values
+
+
+def is_negative_zero(bits, tag):
+    """Any zero but the one of all bits 0; the FNUZ types, and those without sign, have none."""
+    if tag == "C64":
+        return bits != 0 and bits & 0x7FFFFFFF_7FFFFFFF == 0
+    signed = tag in EXPONENT_BITS and not tag.endswith("FNUZ")
+    return signed and bits == 1 << (8 * TYPES[tag] - 1)
 
 
 # ---- tied tensors (section 7) ------------------------------------------------------------------
@@ -319,6 +377,7 @@ class Content:
             (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
         )
         size, zero = len(bits), bits.index(0) if 0 in bits else -1
+        require(size or not rows * columns, "elements of an empty codebook")
         if not rows * columns or size <= 1:
             return [0] * (rows * columns)
         pivot = zero if zero >= 0 and d.flag("pivot is zero", 0, 60000) else d.uniform(size)
@@ -360,6 +419,7 @@ class Content:
         table, weights = self.planes.setdefault(tag, ({}, [65536, 26000, 26000, 0] * 8))
         rows, before = [], [0] * size
         predicted = d.uniform(size + 1) if number else 0
+        d.spend(predicted * number)
         for _ in range(number):
             row = []
             for plane in range(size):
@@ -389,9 +449,12 @@ def grid_of(grid, shape, columns, num_units):
     if grid == 0:
         return 0, 0
     if grid == 1:
+        require(len(shape) > 3, "a kernel of fewer than four dimensions")
         return shape[-1], shape[-1] * shape[-2]
     channels = (1, 3, num_units)[grid - 2]
+    require(channels and not (grid == 4 and channels == columns), "a grid without units")
     width = math.isqrt(columns // channels)
+    require(width > 1 and width * width * channels == columns, "a grid that does not fit")
     return width, 0 if channels == 1 else width * width
 
 
@@ -464,6 +527,7 @@ class Matrix:
         count(self.all, 0, bit)
         if not bit:
             return
+        d.spend(1)
         pair = left + up - 2 * pivot
         pull = 2 * pair + up_right + up_left + behind - 3 * pivot
         ring = self.at(r, c - 2) - pivot
@@ -517,8 +581,9 @@ def read_symbols(d, data, number, size):
     """The symbols, and how many bytes of `data` they took."""
     precision = 12 if size <= 256 else 16
     frequency = [d.number("frequency") for _ in range(size)]
-    assert sum(frequency) == 1 << precision
+    require(sum(frequency) == 1 << precision, "frequencies that do not fit")
     words = d.number("words")
+    require(20 + 2 * words <= len(data), "symbols that end early")
     lanes = [int.from_bytes(data[5 * i : 5 * i + 5], "little") for i in range(4)]
     owner, start = [], []
     for symbol, share in enumerate(frequency):
@@ -535,35 +600,57 @@ def read_symbols(d, data, number, size):
             state = state << 16 | int.from_bytes(data[at : at + 2], "little")
             at += 2
         lanes[i % 4] = state
-    assert lanes == [1 << 24] * 4 and at == 20 + 2 * words
+    require(
+        lanes == [1 << 24] * 4 and at == 20 + 2 * words, "symbols that do not end as they should"
+    )
     return symbols, at
 
 
 # ---- files (section 1) -------------------------------------------------------------------------
 
 
-def read(data):
+def read(data, limit=4 << 30):
     """Name -> (type, shape, bytes of the elements)."""
-    assert data[:3] == b"REF" and data[3] in (0x01, 0x81), "not a .reef file of version 1"
+    require(data[:3] == b"REF" and data[3:4] in (b"\1", b"\x81"), "not a .reef file of version 1")
     if data[3] == 0x01:
-        assert zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little"), "damaged"
-        d, content = Decoder(data[4:-4]), Content()
-        books, entries, aliases = read_header(d, indexed=False)
+        require(len(data) >= 8, "too few bytes")
+        require(zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little"), "damaged")
+        d, content = Decoder(data[4:-4], budget=(1 << 21) + 16 * (len(data) - 8)), Content()
+        books, entries, aliases = read_header(d, False, len(data))
+        weigh(entries, aliases, limit)
         tensors = [read_tight(d, content, books, entry) for entry in entries]
+        d.close()
     else:
         length = int.from_bytes(data[-8:-4], "little")
+        require(len(data) >= 12 and length <= len(data) - 12, "too few bytes")
         tail = data[len(data) - 8 - length : -4]
-        assert zlib.crc32(data[:4] + tail) == int.from_bytes(data[-4:], "little"), "damaged"
-        books, entries, aliases = read_header(Decoder(tail[:length]), indexed=True)
+        require(zlib.crc32(data[:4] + tail) == int.from_bytes(data[-4:], "little"), "damaged")
+        d = Decoder(tail[:length])
+        books, entries, aliases = read_header(d, True, len(data))
+        d.close()
+        claimed = sum(entry["bytes"] for entry in entries)
+        require(claimed == len(data) - 12 - length, "streams that do not fill the file")
+        weigh(entries, aliases, limit)
         tensors, at = [], 4
         for entry in entries:
             stream = data[at : at + entry["bytes"]]
-            assert zlib.crc32(stream) == entry["crc"], "damaged"
-            fast = read_fast(stream, books, entry) if entry["method"] else None
-            tensors.append(fast or read_tight(Decoder(stream), Content(), books, entry))
+            require(zlib.crc32(stream) == entry["crc"], "damaged")
+            if entry["method"]:
+                tensors.append(read_fast(stream, books, entry))
+            else:
+                d = Decoder(stream, budget=256 + 16 * len(stream))
+                tensors.append(read_tight(d, Content(), books, entry))
+                d.close()
             at += entry["bytes"]
     result = {e["name"]: (e["type"], e["shape"], t) for e, t in zip(entries, tensors)}
     return result | {name: result[entries[owner]["name"]] for name, owner in aliases}
+
+
+def weigh(entries, aliases, limit):
+    """An alias weighs what its tensor does."""
+    sizes = [math.prod(entry["shape"]) * TYPES[entry["type"]] for entry in entries]
+    decoded = sum(sizes) + sum(sizes[owner] for _, owner in aliases)
+    require(decoded <= limit, "more than the limit once decoded")
 
 
 def read_tight(d, content, books, entry):
@@ -577,20 +664,28 @@ def read_tight(d, content, books, entry):
 
 def read_fast(stream, books, entry):
     length = int.from_bytes(stream[:4], "little")
+    require(4 + length <= len(stream), "a head that is longer than its stream")
     d, data = Decoder(stream[4 : 4 + length]), stream[4 + length :]
     number, tag = math.prod(entry["shape"]), entry["type"]
     if entry["codebook"] >= 0:
         bits = books[entry["codebook"]][1]
-        return elements(read_symbols(d, data, number, len(bits))[0], bits, tag)
-    unit = 4 if tag == "C64" else TYPES[tag]
-    number, planes = number * TYPES[tag] // unit, []
-    for _ in range(unit):
-        plane, used = (
-            read_symbols(d, data, number, 256) if d.flag("table") else (list(data[:number]), number)
-        )
-        planes.append(plane)
-        data = data[used:]
-    return from_planes(list(zip(*planes)), unit, tag)
+        indices, used = read_symbols(d, data, number, len(bits))
+        data, result = data[used:], elements(indices, bits, tag)
+    else:
+        unit = 4 if tag == "C64" else TYPES[tag]
+        number, planes = number * TYPES[tag] // unit, []
+        for _ in range(unit):
+            if d.flag("table"):
+                plane, used = read_symbols(d, data, number, 256)
+            else:
+                plane, used = list(data[:number]), number
+                require(len(plane) == number, "bytes that end early")
+            planes.append(plane)
+            data = data[used:]
+        result = from_planes(list(zip(*planes)), unit, tag)
+    d.close()
+    require(not data, "bytes left over in a stream")
+    return result
 
 
 def elements(indices, bits, tag):

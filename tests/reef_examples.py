@@ -1,8 +1,23 @@
-"""States for tests: small, made from fixed seeds, and with every kind of tensor in them."""
+"""States for tests: small, made from fixed seeds, and with every kind of tensor in them.
+
+`random_file` gives any number of small valid `.reef` files, which other decoders can be tried on:
+
+    PYTHONPATH=src:tests python tests/reef_examples.py FOLDER 1000
+"""
+
+import io
+import sys
+from pathlib import Path
+from random import Random
+from unittest import mock
 
 import numpy as np
 
+from reefknot.codec import tied
 from reefknot.dtypes import DTYPES
+from reefknot.errors import ReefknotError
+from reefknot.format import encode
+from reefknot.format.write import IndexedWriter
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 F32 = DTYPES["F32"]
@@ -111,3 +126,96 @@ EXAMPLES = {
     "lenet": lenet, "convolutional": convolutional, "every-type": every_type, "nothing": nothing,
     "only-kept": only_kept,
 }  # fmt: skip
+
+
+# ---- random files -----------------------------------------------------------------------------
+
+NAMES = ("fc1.weight", "fc1.bias", "conv.weight", "0.weight", "a.b", "a", "", "é", "x\0y", "\ud800")
+SHAPES = (
+    (), (0,), (1,), (7,), (9,), (12,), (3, 0), (1, 9), (4, 5), (6, 12), (3, 16), (5, 27), (40, 1),
+    (2, 3, 4), (2, 1, 3, 3), (3, 2, 2, 2), (2, 3, 1, 1), (1, 1, 2, 1, 3),
+)  # fmt: skip
+
+
+def random_state(rng: Random) -> TiedState:
+    """A few small tensors of any type, tied or kept, with aliases."""
+    books = tuple(_random_book(rng) for _ in range(rng.choice((0, 1, 1, 1, 2, 3))))
+    tensors = []
+    for name in rng.sample(NAMES, rng.randrange(5)):
+        shape = rng.choice(SHAPES)
+        number = rng.randrange(len(books) + 1)
+        if number < len(books) and (len(books[number]) or 0 in shape):
+            tensors.append(TiedTensor(name, number, _random_indices(rng, shape, books[number])))
+        else:
+            tensors.append(_random_kept(rng, name, shape))
+    owners = [tensor.name for tensor in tensors]
+    number = rng.choice((0, 0, 0, 2)) if owners else 0
+    aliases = {f"alias {i}": rng.choice(owners) for i in range(number)}
+    return TiedState(books, tuple(tensors), aliases)
+
+
+def _random_bits(rng: Random, dtype, number: int) -> np.ndarray:
+    """Raw elements: any bits, or small numbers of one sign and scale, as networks have them."""
+    if dtype.tag == "BOOL":
+        return np.array([rng.randrange(2) for _ in range(number)], "?")
+    if dtype.is_float and not dtype.is_raw and rng.random() < 0.6:
+        values = [rng.gauss(0, 1) if rng.random() < 0.7 else 0.0 for _ in range(number)]
+        digits = rng.choice((1, 3, 9))
+        return np.array([round(value, digits) + 0.0 for value in values], dtype.storage)
+    return np.frombuffer(rng.randbytes(number * dtype.item_bytes), dtype.storage)
+
+
+def _random_book(rng: Random) -> Codebook:
+    dtype = DTYPES[rng.choice(("F32", "F32", *DTYPES))]
+    number = rng.choice((0, 1, 2, 3, 5, 17, 17, 40, 150, 300))
+    bits = _random_bits(rng, dtype, number).view(f"<u{dtype.item_bytes}")
+    values = np.unique(bits).view(dtype.storage)
+    rng.shuffle(values)
+    while True:
+        try:
+            return Codebook(dtype, values)
+        except ReefknotError:  # it holds -0.0
+            zero = int(np.argmax(values == 0)) if not dtype.is_raw else rng.randrange(len(values))
+            values = np.delete(values, zero)
+
+
+def _random_indices(rng: Random, shape, book: Codebook) -> np.ndarray:
+    size = int(np.prod(shape, dtype=np.int64))
+    common, density = rng.randrange(max(len(book), 1)), rng.choice((0.05, 0.3, 1.0))
+    if book.zeros.any() and rng.random() < 0.7:
+        common = int(np.argmax(book.zeros))
+    drawn = (rng.randrange(len(book)) if rng.random() < density else common for _ in range(size))
+    return np.array([*drawn], np.int64).reshape(shape)
+
+
+def _random_kept(rng: Random, name: str, shape) -> KeptTensor:
+    dtype = DTYPES[rng.choice(("F32", "F32", *DTYPES))]
+    data = _random_bits(rng, dtype, int(np.prod(shape, dtype=np.int64)))
+    return KeptTensor(name, dtype, data.reshape(shape), rng.random() < 0.7)
+
+
+def random_file(rng: Random) -> bytes:
+    """A valid file: solid, or indexed with tensors of either method, in plans of any kind."""
+    state = random_state(rng)
+
+    def any_plan(coder, x, shape, pivot, size, codebook, memory, units):
+        return rng.choice([*tied._plans(x, shape, pivot, len(units))])
+
+    with mock.patch.object(tied, "_best_plan", any_plan):
+        if rng.random() < 0.4:
+            return encode(state)
+        file = io.BytesIO()
+        writer = IndexedWriter(file)
+        for book in state.codebooks:
+            writer.add_codebook(book)
+        for tensor in state.tensors:
+            writer._effort = rng.choice(("tight", "fast"))
+            writer.add(tensor)
+        writer.finish(dict(state.aliases))
+        return file.getvalue()
+
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[2])):
+        path = Path(sys.argv[1]) / f"{number:06d}.reef"
+        path.write_bytes(random_file(Random(number)))

@@ -29,6 +29,10 @@ class _Commands(click.Group):
                 lines += "; add --debug to see where"
             click.echo(f"reefknot: {lines}", err=True)
             ctx.exit(error.exit_code)
+        except MemoryError as error:
+            reason = f" ({error})" if str(error) else ""
+            click.echo(f"reefknot: there is not enough memory for this{plain(reason)}", err=True)
+            ctx.exit(ReefknotError.exit_code)
         except KeyboardInterrupt:
             click.echo("reefknot: stopped", err=True)
             ctx.exit(130)

@@ -160,6 +160,7 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect(file: Path, max_bytes: int | None, as_json: bool) -> None:
     """Show where every byte of FILE went, beside what other ways of storing would take."""
+    from reefknot.inspection import COMPARE_BYTES
     from reefknot.inspection import inspect as inspect_file
 
     found = inspect_file(file, max_bytes=_limit(max_bytes))
@@ -179,18 +180,20 @@ def inspect(file: Path, max_bytes: int | None, as_json: bool) -> None:
         ("this file", found.file_bytes), ("  header", found.header_bytes),
         ("  codebooks", found.codebook_bytes), ("  tied tensors", found.tied_bytes),
         ("  kept tensors", found.kept_bytes), ("original", found.original_bytes),
-        ("gzip -9", found.gzip_bytes), ("xz -9e", found.xz_bytes),
+        ("gzip -9", found.gzip_bytes), ("xz -6e", found.xz_bytes),
         ("zero-order entropy", found.entropy_bytes),
-        ("fixed width, equation 2", found.original_bytes / found.rate_fixed),
-        ("CSR and Huffman, as the paper counts", found.original_bytes / found.rate_paper),
+        ("fixed width, equation 2", found.fixed_bytes),
+        ("CSR and Huffman, as the paper counts", found.paper_bytes),
     ]  # fmt: skip
     for label, size in rows:
-        if size is not None:
-            rate = (
-                "" if label.startswith("  ") or not size else f"{found.original_bytes / size:.1f}x"
-            )
-            sizes.add_row(label, f"{size:,.0f}" if size >= 1000 else f"{size:,.1f}", rate)
+        if size is None:
+            sizes.add_row(label, "not tried", "")
+            continue
+        rate = "" if label.startswith("  ") or not size else f"{found.original_bytes / size:.1f}x"
+        sizes.add_row(label, f"{size:,.0f}" if size >= 1000 else f"{size:,.1f}", rate)
     _print(sizes)
+    if found.gzip_bytes is None:
+        click.echo(f"gzip and xz are not tried above {COMPARE_BYTES:,} bytes")
     click.echo(
         f"{found.num_weights:,} weights, density {found.density:.4f}, "
         f"{found.num_clusters} shared values"

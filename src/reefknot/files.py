@@ -1,14 +1,20 @@
-"""Writing files so that a reader finds the old one or the new one, never half of either."""
+"""Files: written so that a reader finds the old one or the new one; read only if regular."""
 
 import contextlib
+import errno
+import io
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from reefknot.errors import ReefknotError
+
+_BINARY = getattr(os, "O_BINARY", 0)
+_WRITE_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY  # a pipe without a writer opens, too
 
 
 def write_atomically(path: Path | str, data: bytes) -> None:
@@ -28,22 +34,34 @@ def writing_atomically(path: Path | str) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     temporary = None
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        temporary = Path(name)
+        mode = _rights_of(target)
+        # Part of the name only: it may be as long as a name can be.
+        start = os.fsdecode(os.fsencode(target.name)[:200])
+        name = target.with_name(f".{start}.{secrets.token_hex(4)}.tmp")
+        # A new file gets its rights from the system, which alone can ask for the umask safely.
+        handle = os.open(name, _WRITE_NEW, 0o666 if mode is None else 0o600)
+        temporary = name
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask)
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
         raise ReefknotError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _rights_of(target: Path) -> int | None:
+    try:
+        return target.stat().st_mode & 0o777
+    except FileNotFoundError:
+        return None
 
 
 def check_target(path: Path | str) -> bool:
@@ -69,9 +87,34 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def read_bytes(path: Path | str) -> bytes:
-    """A file's bytes, or one sentence that says why not."""
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[io.BufferedReader]:
+    """A file to read from, or one sentence that says why not.
+
+    Only regular files are read: a device may have no end, and a pipe may have no beginning.
+    """
     try:
-        return Path(path).read_bytes()
+        with os.fdopen(_open_regular(path), "rb") as file:
+            yield file
     except OSError as error:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """A file's bytes, or one sentence that says why not."""
+    with reading(path) as file:
+        return file.read()
+
+
+def _open_regular(path: Path | str) -> int:
+    handle = os.open(path, _READ)  # looked at once it is open, so that nobody can swap it
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise ReefknotError(f"{path} is a device, a pipe or a socket; name a file")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

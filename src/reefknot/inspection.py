@@ -5,28 +5,26 @@ Gives     numbers: bytes by tensor and by kind, beside what other ways of storin
 Unaware   of how tensors are printed; the command line does that.
 """
 
-import gzip
 import lzma
+import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reefknot.codec.coder import Coder
-from reefknot.codec.kept import to_planes
-from reefknot.dtypes import DTYPES, is_zero
+from reefknot.dtypes import is_zero
 from reefknot.errors import CheckError
-from reefknot.files import read_bytes
-from reefknot.format import MAX_BYTES, decode, layout, open_state
-from reefknot.format.content import SolidContent
-from reefknot.format.write import sorted_book
-from reefknot.rates import predicted_bytes, rate_file, rate_fixed, rate_paper
-from reefknot.state import KeptTensor, TiedState
-from reefknot.tensorfile import open_tensors
+from reefknot.format import MAX_BYTES, open_file
+from reefknot.format.read import TensorCost
+from reefknot.rates import fixed_bits, paper_bits, predicted_bytes, rate_file, rate_of
+from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
+from reefknot.tensorfile import FoundTensor, open_tensors
 
-COMPARE_BYTES = 64 << 20  # larger networks are not compressed by gzip and xz to compare
+COMPARE_BYTES = 64 << 20  # larger networks are not compressed by gzip and xz: it takes minutes
+XZ = 6 | lzma.PRESET_EXTREME  # 9 differs from 8 MB on only, and takes 0.7 GB of memory
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class TensorBytes:
     kind: str  # "tied" or "kept"
     density: float
     bytes: float
-    position_bytes: float  # where the non-zero elements are
+    position_bytes: float  # where elements are that differ from the most frequent value
     value_bytes: float  # what they are
 
 
@@ -60,8 +58,10 @@ class Inspection:
     tied_bytes: float
     kept_bytes: float
     entropy_bytes: int
-    gzip_bytes: int | None
+    gzip_bytes: int | None  # None above COMPARE_BYTES
     xz_bytes: int | None
+    fixed_bytes: float  # what `rate_fixed` and `rate_paper` count
+    paper_bytes: float
     tensors: tuple[TensorBytes, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -71,102 +71,67 @@ class Inspection:
 
 def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     """Find out where the bytes of a file went."""
-    data = read_bytes(path)
-    state = decode(data, source=str(path), max_bytes=max_bytes)
-    books = [sorted_book(codebook) for codebook in state.codebooks]
-    if data[3] == layout.SOLID:
-        rows = _solid_rows(state, books)
-        streams = sum(row.bytes for row in rows)
-    else:
-        rows = _indexed_rows(data, state, books)
-        streams = sum(row.bytes for row in rows)
-    coder = Coder()
-    for book, _ in books:
-        layout._code_book(coder, book)
-    codebook_bytes = coder.spent() / 64 if books else 0.0
-    raw = b"".join(values.tobytes() for _, _, values in state.arrays())
-    small = len(raw) <= COMPARE_BYTES
+    found = open_file(path, max_bytes=max_bytes)
+    state = found.state
+    counts = {t.name: state.counts(t) for t in state.tensors if isinstance(t, TiedTensor)}
+    nonzeros = {
+        tensor.name: int(counts[tensor.name][~state.codebooks[tensor.codebook].zeros].sum())
+        if isinstance(tensor, TiedTensor)
+        else state.nonzeros(tensor)
+        for tensor in state.tensors
+    }
+    rows = tuple(
+        _row(state, tensor, nonzeros[tensor.name], cost)
+        for tensor, cost in zip(state.tensors, found.costs, strict=True)
+    )
+    tied_bytes = sum(row.bytes for row in rows if row.kind == "tied")
+    kept_bytes = sum(row.bytes for row in rows if row.kind == "kept")
+    books = sum(book.values.nbytes for book in state.codebooks)
+    kept = sum(tensor.data.nbytes for tensor in state.tensors if isinstance(tensor, KeptTensor))
+    trainable = [t for t in state.tensors if isinstance(t, TiedTensor) or t.trainable]
+    num_trainable = sum(_size(tensor) for tensor in trainable)
+    fixed, paper = fixed_bits(state), paper_bits(state)
+    small = state.original_bytes <= COMPARE_BYTES
     return Inspection(
-        file_bytes=len(data),
+        file_bytes=found.file_bytes,
         original_bytes=state.original_bytes,
-        rate_file=rate_file(state, len(data)),
-        rate_paper=rate_paper(state),
-        rate_fixed=rate_fixed(state),
-        density=state.density,
+        rate_file=rate_file(state, found.file_bytes),
+        rate_paper=rate_of(state, paper),
+        rate_fixed=rate_of(state, fixed),
+        density=sum(nonzeros[tensor.name] for tensor in trainable) / max(num_trainable, 1),
         num_clusters=state.num_clusters,
         num_weights=state.num_weights,
-        header_bytes=len(data) - streams - codebook_bytes,
-        codebook_bytes=codebook_bytes,
-        tied_bytes=sum(row.bytes for row in rows if row.kind == "tied"),
-        kept_bytes=sum(row.bytes for row in rows if row.kind == "kept"),
-        entropy_bytes=_entropy(state),
-        gzip_bytes=len(gzip.compress(raw, 9)) if small else None,
-        xz_bytes=len(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)) if small else None,
-        tensors=tuple(rows),
+        header_bytes=found.file_bytes - tied_bytes - kept_bytes - found.book_bytes,
+        codebook_bytes=found.book_bytes,
+        tied_bytes=tied_bytes,
+        kept_bytes=kept_bytes,
+        entropy_bytes=predicted_bytes(counts.values(), books, kept),
+        gzip_bytes=_compressed(state, zlib.compressobj(9, wbits=31)) if small else None,
+        xz_bytes=_compressed(state, lzma.LZMACompressor(preset=XZ)) if small else None,
+        fixed_bytes=fixed / 8,
+        paper_bytes=paper / 8,
+        tensors=rows,
     )
 
 
-def _row(state: TiedState, tensor: Any, total: float, positions: float) -> TensorBytes:
-    kept = isinstance(tensor, KeptTensor)
-    size = int(np.prod(tensor.shape, dtype=np.int64))
+def _size(tensor: TiedTensor | KeptTensor) -> int:
+    return math.prod(tensor.shape)
+
+
+def _row(
+    state: TiedState, tensor: TiedTensor | KeptTensor, nonzeros: int, cost: TensorCost
+) -> TensorBytes:
     return TensorBytes(
-        tensor.name, tensor.shape, state.dtype(tensor).tag, "kept" if kept else "tied",
-        state.nonzeros(tensor) / size if size else 0.0, total, positions, total - positions,
+        tensor.name, tensor.shape, state.dtype(tensor).tag,
+        "kept" if isinstance(tensor, KeptTensor) else "tied",
+        nonzeros / max(_size(tensor), 1), cost.total, cost.positions, cost.total - cost.positions,
     )  # fmt: skip
 
 
-def _solid_rows(state: TiedState, books: list[Any]) -> list[TensorBytes]:
-    """What each tensor adds to the stream, by writing it again; positions by writing only those."""
-    rows, coder, content = [], Coder(), SolidContent()
-    where, places = Coder(), SolidContent()
-    for tensor in state.tensors:
-        before, before_places = coder.spent(), where.spent()
-        if isinstance(tensor, KeptTensor):
-            content.code_kept(coder, to_planes(tensor.data, tensor.dtype), tensor.dtype.tag)
-        else:
-            book, place = books[tensor.codebook]
-            content.code_tied(coder, tensor.shape, place[tensor.indices], tensor.codebook, book)
-            _code_positions(where, places, state, tensor)
-        rows.append(
-            _row(state, tensor, (coder.spent() - before) / 64, (where.spent() - before_places) / 64)
-        )
-    return rows
-
-
-_ON_OFF = layout.Book(DTYPES["F32"], (0, 0x3F800000))
-
-
-def _code_positions(coder: Coder, content: SolidContent, state: TiedState, tensor: Any) -> None:
-    zeros = state.codebooks[tensor.codebook].zeros
-    content.code_tied(coder, tensor.shape, (~zeros[tensor.indices]).astype(np.uint8), 0, _ON_OFF)
-
-
-def _indexed_rows(data: bytes, state: TiedState, books: list[Any]) -> list[TensorBytes]:
-    import io
-
-    from reefknot.format.read import read_header
-
-    header, _ = read_header(io.BytesIO(data))
-    rows = []
-    for entry, tensor in zip(header.entries, state.tensors, strict=True):
-        positions = 0.0
-        if entry.codebook >= 0 and entry.method == layout.TIGHT:
-            coder = Coder()
-            _code_positions(coder, SolidContent(), state, tensor)
-            positions = coder.spent() / 64
-        rows.append(_row(state, tensor, entry.stream_bytes, positions))
-    return rows
-
-
-def _entropy(state: TiedState) -> int:
-    counts = [
-        np.bincount(tensor.indices.reshape(-1), minlength=1)
-        for tensor in state.tensors
-        if not isinstance(tensor, KeptTensor)
-    ]
-    books = sum(book.values.nbytes for book in state.codebooks)
-    kept = sum(tensor.data.nbytes for tensor in state.tensors if isinstance(tensor, KeptTensor))
-    return predicted_bytes(counts, books, kept)
+def _compressed(state: TiedState, compressor: Any) -> int:
+    """The size of all stored elements in a general compressor's format."""
+    pieces = (piece for tensor in state.tensors for piece in state.pieces(tensor))
+    return sum(len(compressor.compress(p.tobytes())) for p in pieces) + len(compressor.flush())
 
 
 # ---- verify -----------------------------------------------------------------------------------
@@ -195,45 +160,61 @@ def verify(
 
     Raises `FormatError` for a file that is damaged, `CheckError` if it differs from `against`.
     """
-    state = open_state(path, max_bytes=max_bytes)
-    negative = _compare(state, path, against) if against is not None else 0
-    data = read_bytes(path)
+    found = open_file(path, max_bytes=max_bytes)
+    negative = _compare(found.state, path, against) if against is not None else 0
     return Verification(
-        len(data), f"{zlib.crc32(data):08x}", len(state.tensors), state.num_weights,
-        None if against is None else str(against), negative,
+        found.file_bytes, f"{found.checksum():08x}", len(found.state.tensors),
+        found.state.num_weights, None if against is None else str(against), negative,
     )  # fmt: skip
 
 
 def _compare(state: TiedState, path: Path | str, against: Path | str) -> int:
-    ours = {name: (dtype, values) for name, dtype, values in state.arrays()}
-    tied = {tensor.name for tensor in state.tensors if not isinstance(tensor, KeptTensor)}
-    tied |= {alias for alias, name in state.aliases.items() if name in tied}
+    ours = dict(state.names())
     found = open_tensors(against)
     theirs = {tensor.name for tensor in found}
     for name in sorted(theirs ^ set(ours)):
         where = path if name in ours else against
         raise CheckError(f"{name!r} is only in {where}")
     negative = 0
-    for tensor in found:
-        dtype, mine = ours[tensor.name]
-        if dtype != tensor.dtype or mine.shape != tensor.shape:
+    for other in found:
+        mine = ours[other.name]
+        dtype = state.dtype(mine)
+        if dtype != other.dtype or mine.shape != other.shape:
             raise CheckError(
-                f"{tensor.name!r} is {dtype.tag} {list(mine.shape)} in {path}, "
-                f"{tensor.dtype.tag} {list(tensor.shape)} in {against}"
+                f"{other.name!r} is {dtype.tag} {list(mine.shape)} in {path}, "
+                f"{other.dtype.tag} {list(other.shape)} in {against}"
             )
-        other = tensor.read()
-        unsigned = f"<u{dtype.item_bytes}"
-        differs = np.ascontiguousarray(mine).view(unsigned) != np.ascontiguousarray(other).view(
-            unsigned
-        )
-        if tensor.name in tied and differs.any():
-            zeros = differs & is_zero(other, dtype) & is_zero(mine, dtype)
+        negative += _compare_tensor(state, mine, other)
+    return negative
+
+
+def _compare_tensor(state: TiedState, mine: TiedTensor | KeptTensor, other: FoundTensor) -> int:
+    """How often only the sign of a zero differs; anything else that differs raises."""
+    dtype, negative, wrong, first = other.dtype, 0, 0, -1
+    bits = f"<u{dtype.item_bytes}"
+    for number, (ours, theirs) in enumerate(zip(state.pieces(mine), _pieces(other), strict=True)):
+        differs = ours.view(bits) != theirs.view(bits)
+        if isinstance(mine, TiedTensor) and differs.any():
+            zeros = differs & is_zero(theirs, dtype) & is_zero(ours, dtype)
             negative += int(np.count_nonzero(zeros))
             differs &= ~zeros
         if differs.any():
-            place = tuple(int(i) for i in np.argwhere(differs)[0]) if differs.ndim else ()
-            raise CheckError(
-                f"{tensor.name!r} differs in {int(differs.sum()):,} of {differs.size:,} elements, "
-                f"first at {list(place)}"
-            )
+            first = number * CHUNK + int(np.argmax(differs)) if first < 0 else first
+            wrong += int(np.count_nonzero(differs))
+    if wrong:
+        place = [int(i) for i in np.unravel_index(first, other.shape)]
+        raise CheckError(
+            f"{other.name!r} differs in {wrong:,} of {_size(mine):,} elements, first at {place}"
+        )
     return negative
+
+
+def _pieces(tensor: FoundTensor) -> Iterator[np.ndarray]:
+    """The elements of a checkpoint's tensor, as many at a time as `TiedState.pieces` gives."""
+    size = math.prod(tensor.shape)
+    if tensor.read_part is not None:
+        for at in range(0, size, CHUNK):
+            yield tensor.read_part(at, min(CHUNK, size - at))
+    else:
+        flat = np.ascontiguousarray(tensor.read()).reshape(-1)
+        yield from (flat[at : at + CHUNK] for at in range(0, size, CHUNK))

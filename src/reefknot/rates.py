@@ -11,12 +11,12 @@ Only `rate_file` is a size that can be had on a disk; the others make published 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from reefknot.codec.huffman import message_bits
-from reefknot.state import KeptTensor, TiedState, TiedTensor
+from reefknot.codec.kernels import count_rows
+from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 
 DENSE_GAP_BITS = 5
 CONV_GAP_BITS = 8
@@ -30,12 +30,7 @@ def rate_file(state: TiedState, file_bytes: int) -> float:
 
 def rate_fixed(state: TiedState) -> float:
     """Equation 2, N·b / (N·log2 K + K·b), summed over codebooks; kept tensors at their own size."""
-    bits = float(_kept_bits(state))
-    for number, codebook in enumerate(state.codebooks):
-        tied = (t for t in state.tensors if isinstance(t, TiedTensor) and t.codebook == number)
-        num_weights = sum(tensor.indices.size for tensor in tied)
-        bits += num_weights * math.log2(max(len(codebook), 1)) + 8 * codebook.values.nbytes
-    return _rate(state, bits)
+    return rate_of(state, fixed_bits(state))
 
 
 def rate_paper(state: TiedState) -> float:
@@ -47,6 +42,21 @@ def rate_paper(state: TiedState) -> float:
     has 5 bits in dense layers and 8 in convolutions; a longer one is bridged with filler zeros.
     Codebooks are stored once, and kept tensors as they are.
     """
+    return rate_of(state, paper_bits(state))
+
+
+def fixed_bits(state: TiedState) -> float:
+    """The bits that `rate_fixed` divides by."""
+    bits = float(_kept_bits(state))
+    for number, codebook in enumerate(state.codebooks):
+        tied = (t for t in state.tensors if isinstance(t, TiedTensor) and t.codebook == number)
+        num_weights = sum(tensor.indices.size for tensor in tied)
+        bits += num_weights * math.log2(max(len(codebook), 1)) + 8 * codebook.values.nbytes
+    return bits
+
+
+def paper_bits(state: TiedState) -> int:
+    """The bits that `rate_paper` divides by."""
     layers: dict[tuple[str, int], list[TiedTensor]] = {}
     for tensor in state.tensors:
         if isinstance(tensor, TiedTensor):
@@ -54,7 +64,7 @@ def rate_paper(state: TiedState) -> float:
     bits = _kept_bits(state) + sum(8 * codebook.values.nbytes for codebook in state.codebooks)
     for (_, number), tensors in layers.items():
         bits += _layer_bits(tensors, state.codebooks[number].zeros)
-    return _rate(state, bits)
+    return bits
 
 
 def predicted_bytes(counts: Iterable[np.ndarray], codebook_bytes: int, kept_bytes: int) -> int:
@@ -74,7 +84,8 @@ def predicted_bytes(counts: Iterable[np.ndarray], codebook_bytes: int, kept_byte
     return math.ceil(bits / 8) + codebook_bytes + kept_bytes
 
 
-def _rate(state: TiedState, bits: float) -> float:
+def rate_of(state: TiedState, bits: float) -> float:
+    """Original bytes over so many bits; a state that takes none has not become smaller."""
     return 8 * state.original_bytes / bits if bits else 1.0
 
 
@@ -82,49 +93,38 @@ def _kept_bits(state: TiedState) -> int:
     return 8 * sum(tensor.data.nbytes for tensor in state.tensors if isinstance(tensor, KeptTensor))
 
 
-@dataclass
-class _Symbols:
-    """How often each symbol of one Huffman code occurs."""
-
-    symbol_bits: int
-    counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def add(self, symbols: np.ndarray) -> None:
-        more = np.bincount(symbols, minlength=len(self.counts))
-        more[: len(self.counts)] += self.counts
-        self.counts = more
-
-    @property
-    def bits(self) -> int:
-        """The message and its table."""
-        entries = int(np.count_nonzero(self.counts))
-        return message_bits(self.counts) + entries * (self.symbol_bits + TABLE_LENGTH_BITS)
-
-
 def _layer_bits(tensors: list[TiedTensor], zeros: np.ndarray) -> int:
     gap_bits = CONV_GAP_BITS if any(len(t.shape) > 2 for t in tensors) else DENSE_GAP_BITS
-    span = 1 << gap_bits
-    zero_id = int(np.argmax(zeros)) if zeros.any() else 0
-    values, gaps = _Symbols(max(len(zeros) - 1, 1).bit_length()), _Symbols(gap_bits)
-    row_counts: list[np.ndarray] = []
+    values, gaps = np.zeros(max(len(zeros), 1), np.int64), np.zeros(1 << gap_bits, np.int64)
+    rows: dict[int, int] = {}  # how many rows have so many entries
     for tensor in tensors:
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        if not tensor.indices.size:
-            continue
-        matrix = tensor.indices.reshape(rows, -1)
-        row, column = np.nonzero(~zeros[matrix])
-        # Distance to the previous entry of the same row, or to just before its first column.
-        before = np.concatenate(([-1], column[:-1]))
-        before[np.concatenate(([True], row[1:] != row[:-1]))[: len(row)]] = -1
-        skipped = column - before[: len(column)] - 1
-        fillers = skipped // span
-        values.add(matrix[row, column].astype(np.int64))
-        values.add(np.full(int(fillers.sum()), zero_id))
-        gaps.add(skipped % span)
-        gaps.add(np.full(int(fillers.sum()), span - 1))
-        row_counts.append(np.bincount(row, 1 + fillers, minlength=rows).astype(np.int64))
-    longest = max((int(counts.max()) for counts in row_counts), default=0)
-    entries = _Symbols(max(longest, 1).bit_length())
-    for counts in row_counts:
-        entries.add(counts)
-    return values.bits + gaps.bits + entries.bits
+        if tensor.indices.size:
+            _count_rows(tensor, zeros, values, gaps, rows)
+    return (
+        _code_bits(values, max(len(zeros) - 1, 1).bit_length())
+        + _code_bits(gaps, gap_bits)
+        + _code_bits(np.array([*rows.values()], np.int64), max([1, *rows]).bit_length())
+    )
+
+
+def _count_rows(
+    tensor: TiedTensor, zeros: np.ndarray, values: np.ndarray, gaps: np.ndarray,
+    rows: dict[int, int],
+) -> None:  # fmt: skip
+    """Count a tensor's symbols, some elements at a time: it may be all that memory has room for."""
+    columns = tensor.indices.size // (tensor.shape[0] if len(tensor.shape) > 1 else 1)
+    stored, zero = (~zeros).astype(np.uint8), int(np.argmax(zeros))
+    flat, at_row = tensor.indices.reshape(-1), np.zeros(3, np.int64)
+    for at in range(0, len(flat), CHUNK):
+        part = flat[at : at + CHUNK].copy()
+        lengths = np.zeros(1 + len(part) // columns, np.int64)
+        ended = count_rows(part, columns, stored, zero, values, gaps, at_row, lengths)
+        found, many = np.unique(lengths[:ended], return_counts=True)
+        for length, number in zip(found.tolist(), many.tolist(), strict=True):
+            rows[length] = rows.get(length, 0) + number
+
+
+def _code_bits(counts: np.ndarray, symbol_bits: int) -> int:
+    """A Huffman coded message and its table."""
+    entries = int(np.count_nonzero(counts))
+    return message_bits(counts) + entries * (symbol_bits + TABLE_LENGTH_BITS)

@@ -6,9 +6,10 @@ Unaware   of methods, of torch and of bytes on disk.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,39 @@ from reefknot.dtypes import DType, is_zero
 from reefknot.errors import ReefknotError
 
 MAX_CODEBOOK = 65_536
+CHUNK = 1 << 20  # elements that are counted or looked up at a time, to bound memory
 
 
-def _frozen(array: np.ndarray) -> np.ndarray:
-    """A C-ordered read-only array with the same values."""
-    # ascontiguousarray would turn a 0-d array into a 1-d one.
-    array = np.array(array, order="C", copy=array.flags.writeable or not array.flags.c_contiguous)
+def _frozen(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
+    """A C-ordered read-only array of these values, which no array of the caller can change."""
+    same = dtype is None or array.dtype == dtype
+    if same and array.flags.c_contiguous and _is_immutable(array):
+        return array
+    array = np.array(array, dtype, order="C")
     array.flags.writeable = False
     return array
+
+
+def _is_immutable(array: Any) -> bool:
+    """Whether neither this array nor one that it is a view of can be written to."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    return array is None or isinstance(array, bytes)
+
+
+def occurrences(indices: np.ndarray, size: int) -> np.ndarray:
+    """How often each index below `size` occurs."""
+    flat, counts = indices.reshape(-1), np.zeros(size, np.int64)
+    for at in range(0, len(flat), CHUNK):  # bincount widens what it is given to 8 bytes
+        counts += np.bincount(flat[at : at + CHUNK], minlength=size)
+    return counts
+
+
+def _check_booleans(what: str, values: np.ndarray) -> None:
+    if values.dtype == np.bool_ and values.size and (most := int(values.view(np.uint8).max())) > 1:
+        raise ReefknotError(f"{what} is BOOL and holds the byte {most}; only 0 and 1 are booleans")
 
 
 def index_dtype(num_values: int) -> np.dtype:
@@ -53,6 +79,7 @@ class Codebook:
             raise ReefknotError(
                 f"a codebook holds at most {MAX_CODEBOOK:,} values, found {len(values):,}"
             )
+        _check_booleans("a codebook", values)
         bits = values.view(f"u{self.dtype.item_bytes}")
         distinct = len(set(bits.tolist())) if len(bits) <= 256 else len(np.unique(bits))
         if distinct != len(bits):
@@ -132,8 +159,8 @@ class TiedState:
                     f"{tensor.name!r} is {tensor.dtype.tag} and must be held as "
                     f"{tensor.dtype.storage}, found {tensor.data.dtype}"
                 )
-            object.__setattr__(tensor, "data", _frozen(tensor.data))
-            return tensor
+            _check_booleans(repr(tensor.name), tensor.data)
+            return replace(tensor, data=_frozen(tensor.data))
         if not 0 <= tensor.codebook < len(self.codebooks):
             raise ReefknotError(
                 f"{tensor.name!r} uses codebook {tensor.codebook}, "
@@ -151,9 +178,7 @@ class TiedState:
                 f"{tensor.name!r} has indices from {indices.min()} to {indices.max()}; "
                 f"its codebook holds {size} values"
             )
-        narrow = np.asarray(indices, dtype=index_dtype(size))
-        object.__setattr__(tensor, "indices", _frozen(narrow))
-        return tensor
+        return replace(tensor, indices=_frozen(indices, index_dtype(size)))
 
     # -- reading values ---------------------------------------------------------------------
 
@@ -169,22 +194,41 @@ class TiedState:
         """A tensor's elements, in its storage type and shape."""
         if isinstance(tensor, KeptTensor):
             return tensor.data
-        return self.codebooks[tensor.codebook].values[tensor.indices]
+        return np.asarray(self.codebooks[tensor.codebook].values[tensor.indices])
 
-    def arrays(self) -> Iterator[tuple[str, DType, np.ndarray]]:
-        """Every stored name with its element type and values, aliases after their owners."""
+    def pieces(self, tensor: TiedTensor | KeptTensor) -> Iterator[np.ndarray]:
+        """A tensor's elements in order, some at a time: no second copy of it is made."""
+        if isinstance(tensor, KeptTensor):
+            flat = tensor.data.reshape(-1)
+            yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
+        else:
+            flat, values = tensor.indices.reshape(-1), self.codebooks[tensor.codebook].values
+            yield from (values[flat[at : at + CHUNK]] for at in range(0, len(flat), CHUNK))
+
+    def names(self) -> Iterator[tuple[str, TiedTensor | KeptTensor]]:
+        """Every stored name with its tensor, aliases after their owners."""
         owners: dict[str, list[str]] = {}
         for alias, name in self.aliases.items():
             owners.setdefault(name, []).append(alias)
         for tensor in self.tensors:
-            values = self.values(tensor)
             for name in (tensor.name, *owners.get(tensor.name, ())):
-                yield name, self.dtype(tensor), values
+                yield name, tensor
+
+    def arrays(self) -> Iterator[tuple[str, DType, np.ndarray]]:
+        """Every stored name with its element type and values, which aliases share."""
+        last, values = None, np.zeros(0)
+        for name, tensor in self.names():
+            if tensor is not last:
+                last, values = tensor, self.values(tensor)
+            yield name, self.dtype(tensor), values
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TiedState):
             return NotImplemented
-        return _bits(self) == _bits(other)
+        ours, theirs = dict(self.names()), dict(other.names())
+        return ours.keys() == theirs.keys() and all(
+            _same_bits(self, ours[name], other, theirs[name]) for name in ours
+        )
 
     __hash__ = None  # type: ignore[assignment]  # equality looks at every weight
 
@@ -192,10 +236,15 @@ class TiedState:
 
     def nonzeros(self, tensor: TiedTensor | KeptTensor) -> int:
         """How many elements of a tensor are not zero."""
-        if isinstance(tensor, KeptTensor):
-            return int(tensor.data.size - np.count_nonzero(is_zero(tensor.data, tensor.dtype)))
-        counts = np.bincount(tensor.indices.ravel(), minlength=len(self.codebooks[tensor.codebook]))
-        return int(counts[~self.codebooks[tensor.codebook].zeros].sum())
+        if isinstance(tensor, TiedTensor):
+            return int(self.counts(tensor)[~self.codebooks[tensor.codebook].zeros].sum())
+        flat = tensor.data.reshape(-1)
+        parts = (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
+        return len(flat) - sum(int(is_zero(part, tensor.dtype).sum()) for part in parts)
+
+    def counts(self, tensor: TiedTensor) -> np.ndarray:
+        """How often each value of its codebook occurs in a tensor."""
+        return occurrences(tensor.indices, len(self.codebooks[tensor.codebook]))
 
     @property
     def num_weights(self) -> int:
@@ -223,7 +272,11 @@ class TiedState:
         return max((len(codebook) for codebook in self.codebooks), default=0)
 
 
-def _bits(state: TiedState) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {
-        name: (dtype.tag, values.shape, values.tobytes()) for name, dtype, values in state.arrays()
-    }
+def _same_bits(
+    state: TiedState, tensor: TiedTensor | KeptTensor,
+    other: TiedState, like: TiedTensor | KeptTensor,
+) -> bool:  # fmt: skip
+    if state.dtype(tensor) != other.dtype(like) or tensor.shape != like.shape:
+        return False
+    pairs = zip(state.pieces(tensor), other.pieces(like), strict=True)
+    return all(one.tobytes() == two.tobytes() for one, two in pairs)

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import re
-import stat
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ import numpy as np
 from reefknot.clustering import reader_of
 from reefknot.dtypes import DType, dtype_of
 from reefknot.errors import FormatError, ReefknotError
-from reefknot.files import writing_atomically
+from reefknot.files import reading, writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
 from reefknot.state import TiedState
 
@@ -42,6 +41,7 @@ class FoundTensor(NamedTuple):
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
     same_as: str = ""  # the name of an earlier tensor that has the same storage
+    read_part: Callable[[int, int], np.ndarray] | None = None  # so many elements from this one on
 
     @property
     def num_bytes(self) -> int:
@@ -104,8 +104,7 @@ def _is_folder(path: Path) -> bool:
 def _weight_map(path: Path) -> dict[str, str]:
     """Which shard beside an index holds which tensor."""
     try:
-        _check_regular(path)
-        with path.open("rb") as file:
+        with reading(path) as file:
             index = _from_json(file.read(MAX_JSON_BYTES + 1))
     except OSError as error:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
@@ -122,8 +121,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _open(path: Path) -> list[FoundTensor]:
     try:
-        _check_regular(path)
-        with path.open("rb") as file:
+        with reading(path) as file:
             head = file.read(8)
         if head[:3] == MAGIC and int.from_bytes(head, "little") > path.stat().st_size:
             raise FormatError(
@@ -132,13 +130,6 @@ def _open(path: Path) -> list[FoundTensor]:
         return _torch(path) if path.suffix in _TORCH_ENDINGS else _safetensors(path)
     except OSError as error:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
-
-
-def _check_regular(path: Path) -> None:
-    """A device may have no end, and a pipe no beginning; opening a folder says what it is."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ReefknotError(f"{path} is a device, a pipe or a socket; name a file")
 
 
 def _from_json(text: bytes) -> Any:
@@ -190,7 +181,14 @@ def _safetensors(path: Path) -> list[FoundTensor]:
     if rows and rows[-1].end > path.stat().st_size - base:
         raise FormatError(f"{path} ends inside {rows[-1].name!r}; copy it again")
     return [
-        FoundTensor(row.name, row.dtype, row.shape, partial(_read, path, row, base)) for row in rows
+        FoundTensor(
+            row.name,
+            row.dtype,
+            row.shape,
+            partial(_read, path, row, base),
+            read_part=partial(_read_part, path, row, base),
+        )
+        for row in rows
     ]
 
 
@@ -236,16 +234,16 @@ def _are_sizes(found: Any) -> bool:
 
 
 def _read(path: Path, row: _Row, base: int) -> np.ndarray:
-    count = math.prod(row.shape)
-    try:
-        with path.open("rb") as file:
-            file.seek(base + row.begin)
-            data = np.fromfile(file, row.dtype.storage, count)
-    except OSError as error:
-        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+    return _read_part(path, row, base, 0, math.prod(row.shape)).reshape(row.shape)
+
+
+def _read_part(path: Path, row: _Row, base: int, start: int, count: int) -> np.ndarray:
+    with reading(path) as file:
+        file.seek(base + row.begin + start * row.dtype.item_bytes)
+        data = np.fromfile(file, row.dtype.storage, count)
     if len(data) != count:
         raise FormatError(f"{path} ends inside {row.name!r}; copy it again")
-    return _booleans_checked(path, row.name, data.reshape(row.shape))
+    return _booleans_checked(path, row.name, data)
 
 
 def _booleans_checked(path: Path, name: str, values: np.ndarray) -> np.ndarray:
@@ -334,12 +332,11 @@ def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarr
 def write_safetensors(state: TiedState, path: Path | str) -> None:
     """Write a state as a safetensors file: every name with its elements, nothing shared."""
     table: dict[str, Any] = {}
-    named = [(tensor.name, tensor) for tensor in state.tensors]
-    tensors = dict(named)
-    named += [(alias, tensors[name]) for alias, name in state.aliases.items()]
-    named.sort(key=lambda row: -state.dtype(row[1]).item_bytes)  # alignment, as the format asks
     at = 0
-    for name, tensor in named:
+    rows = sorted(
+        state.names(), key=lambda row: -state.dtype(row[1]).item_bytes
+    )  # alignment, as the format asks
+    for name, tensor in rows:
         if name == "__metadata__" or not _is_utf8(name):
             raise ReefknotError(
                 f"a safetensors file cannot hold a tensor named {name!r}; "
@@ -347,15 +344,15 @@ def write_safetensors(state: TiedState, path: Path | str) -> None:
             )
         dtype = state.dtype(tensor)
         end = at + math.prod(tensor.shape) * dtype.item_bytes
-        shape = [int(size) for size in tensor.shape]
-        table[name] = {"dtype": dtype.tag, "shape": shape, "data_offsets": [at, end]}
+        table[name] = {"dtype": dtype.tag, "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with writing_atomically(path) as file:
+    with writing_atomically(path) as file:  # some elements at a time: memory for one copy is enough
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in named:  # one at a time: no second copy of the network is held
-            file.write(np.ascontiguousarray(state.values(tensor)).reshape(-1).view(np.uint8).data)
+        for _, tensor in rows:
+            for piece in state.pieces(tensor):
+                file.write(piece.tobytes())
 
 
 def _is_utf8(name: str) -> bool:

@@ -2,11 +2,13 @@ import json
 import os
 import subprocess
 import sys
+import zlib
+from random import Random
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from reef_examples import EXAMPLES, lenet
+from reef_examples import EXAMPLES, lenet, random_file
 from safetensors.numpy import save_file
 
 from reefknot.cli import main as files
@@ -17,7 +19,7 @@ from reefknot.files import writing_atomically
 from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
 from reefknot.packing import pack, unpack
-from reefknot.state import KeptTensor, TiedState
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import open_tensors, write_safetensors
 
 
@@ -181,7 +183,9 @@ def test_inspect_accounts_for_every_byte(tmp_path):
         found = inspect(tmp_path / "x.reef")
         parts = found.header_bytes + found.codebook_bytes + found.tied_bytes + found.kept_bytes
         assert parts == pytest.approx(size) and found.header_bytes > 0
-        assert all(row.value_bytes >= -0.2 and row.position_bytes >= 0 for row in found.tensors)
+        assert [row.bytes for row in found.tensors] == pytest.approx(
+            [row.position_bytes + row.value_bytes for row in found.tensors]
+        )
     result = run("inspect", tmp_path / "x.reef", "--json")
     needed = {
         "file_bytes",
@@ -339,3 +343,105 @@ def test_a_name_that_is_too_long_for_a_file_is_said_in_one_sentence(tmp_path):
     for paths in (("a.safetensors", "n" * 300), ("n" * 300, "a.reef")):
         result = run("pack", *(tmp_path / path for path in paths))
         assert result.exit_code == 2 and "File name too long" in result.output
+
+
+def test_inspect_has_no_negative_bytes(tmp_path):
+    rng = Random(3)
+    for number in range(60):
+        path = tmp_path / f"{number}.reef"
+        path.write_bytes(random_file(rng))
+        found = inspect(path)
+        sizes = [found.header_bytes, found.codebook_bytes, found.tied_bytes, found.kept_bytes]
+        sizes += [size for row in found.tensors for size in (row.position_bytes, row.value_bytes)]
+        assert min(sizes) >= 0
+        assert sum(sizes[:4]) == pytest.approx(found.file_bytes)
+
+
+def test_inspect_tells_positions_from_values(tmp_path):
+    # Where one of two values is zero there is nothing to tell but positions; where all of many
+    # differ from it, hardly anything but values.
+    rng = np.random.default_rng(0)
+    few = Codebook(DTYPES["F32"], np.array([0, 1], "<f4"))
+    many = Codebook(DTYPES["F32"], np.arange(64, dtype="<f4"))
+    state = TiedState(
+        (few, many),
+        (
+            TiedTensor("few", 0, rng.integers(0, 2, (50, 60))),
+            TiedTensor("many", 1, rng.integers(1, 64, (50, 60))),
+        ),
+    )
+    save(state, tmp_path / "a.reef")
+    first, second = inspect(tmp_path / "a.reef").tensors
+    assert first.position_bytes == pytest.approx(3000 / 8, rel=0.02)
+    assert first.value_bytes == pytest.approx(0, abs=1)
+    assert second.value_bytes == pytest.approx(3000 * np.log2(63) / 8, rel=0.05)
+    assert second.position_bytes < 100
+
+
+def test_inspect_says_where_it_does_not_compare(tmp_path, monkeypatch):
+    save(lenet(), tmp_path / "a.reef")
+    assert "not tried" not in run("inspect", tmp_path / "a.reef").output
+    monkeypatch.setattr("reefknot.inspection.COMPARE_BYTES", 1000)
+    output = run("inspect", tmp_path / "a.reef").output
+    assert output.count("not tried") == 3
+    assert "gzip and xz are not tried above 1,000 bytes" in output
+
+
+@pytest.mark.parametrize("effort", ["auto", "fast"])
+def test_verify_gives_the_checksum_of_the_bytes_that_it_decoded(tmp_path, monkeypatch, effort):
+    path, other = tmp_path / "a.reef", tmp_path / "a.safetensors"
+    save(lenet(), path, effort=effort)
+    write_safetensors(lenet(), other)
+    data = path.read_bytes()
+
+    def replaced(against):
+        path.write_bytes(b"another file")
+        return open_tensors(against)
+
+    monkeypatch.setattr("reefknot.inspection.open_tensors", replaced)
+    found = verify(path, other)
+    assert found.checksum == f"{zlib.crc32(data):08x}"
+    assert found.file_bytes == len(data)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_verify_finds_what_differs_far_inside_a_large_tensor(tmp_path, tied):
+    indices = np.zeros((3, 500_000), np.uint8)
+    indices[2, 499_998:] = 1
+    book = Codebook(DTYPES["F32"], np.array([0, 1], "<f4"))
+    dense = KeptTensor("w", DTYPES["F32"], indices.astype("<f4"))
+    state = TiedState((book,), (TiedTensor("w", 0, indices) if tied else dense,))
+    save(state, tmp_path / "a.reef")
+    data = dense.data.copy()
+    data[2, 499_997:] = 7
+    write_safetensors(
+        TiedState((), (KeptTensor("w", DTYPES["F32"], data),)), tmp_path / "a.safetensors"
+    )
+    with pytest.raises(
+        CheckError, match=r"differs in 3 of 1,500,000 elements, first at \[2, 499997\]"
+    ):
+        verify(tmp_path / "a.reef", tmp_path / "a.safetensors")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
+def test_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        for command in (["inspect"], ["verify"], ["unpack"], ["pack"]):
+            target = [tmp_path / "out"] if command[0] in ("unpack", "pack") else []
+            result = run(*command, path, *target)
+            assert result.exit_code == 2
+            assert f"{path} is a device, a pipe or a socket; name a file" in result.output
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_running_out_of_memory_is_one_sentence(tmp_path, monkeypatch):
+    def inspect_file(*_, **__):
+        raise MemoryError("Unable to allocate 4.00 GiB")
+
+    monkeypatch.setattr("reefknot.inspection.inspect", inspect_file)
+    result = run("inspect", tmp_path / "a.reef")
+    assert result.exit_code == 2
+    assert result.output == (
+        "reefknot: there is not enough memory for this (Unable to allocate 4.00 GiB)\n"
+    )

@@ -1,6 +1,5 @@
 """Golden files: every reader reads them, for ever; the specification shows their bytes."""
 
-import importlib.util
 import json
 import re
 import zlib
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from reef_examples import EXAMPLES
 
+from format.reference import reference
 from reefknot.format import decode, encode
 
 HERE = Path(__file__).parent
@@ -33,18 +33,8 @@ def test_golden_files_are_still_written(path):
     assert encode(EXAMPLES[name](), effort) == path.read_bytes()
 
 
-@pytest.fixture(scope="module")
-def reference():
-    spec = importlib.util.spec_from_file_location(
-        "reference_decoder", DOCS / "reference_decoder.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
-def test_the_reference_decoder_reads_golden_files(path, reference):
+def test_the_reference_decoder_reads_golden_files(path):
     found = content((name, *row) for name, row in reference.read(path.read_bytes()).items())
     assert found == json.loads(path.with_suffix(".json").read_text())
 

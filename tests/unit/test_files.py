@@ -52,6 +52,19 @@ def test_a_new_file_gets_the_rights_that_the_umask_leaves(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
+def test_the_umask_of_the_process_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It belongs to all threads: another one would make its files with the wrong rights.
+    def changed(mask: int) -> int:
+        raise AssertionError(f"the umask was set to {mask:o}")
+
+    monkeypatch.setattr(os, "umask", changed)
+    for data in (b"old", b"new"):
+        write_atomically(tmp_path / "a", data)
+    assert read_bytes(tmp_path / "a") == b"new"
+
+
 def test_a_replaced_file_keeps_its_rights(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
     (tmp_path / "a").chmod(0o604)
@@ -111,6 +124,60 @@ def test_reading_what_is_not_there_or_a_folder_is_said_in_one_sentence(tmp_path:
         read_bytes(tmp_path / "a")
     with pytest.raises(ReefknotError, match="could not be read: Is a directory"):
         read_bytes(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # which nobody writes to: opening it would wait for ever
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero"), Path("/dev/null")):
+        with pytest.raises(ReefknotError, match=f"{path} is a device, a pipe or a socket"):
+            read_bytes(path)
+
+
+@pytest.mark.parametrize("length", [200, 255])
+def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path: Path, length: int) -> None:
+    write_atomically(tmp_path / ("n" * length), b"new")
+    assert os.listdir(tmp_path) == ["n" * length]
+
+
+def test_a_name_that_is_too_long_is_said_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ReefknotError, match="could not be written: File name too long"):
+        write_atomically(tmp_path / ("n" * 300), b"new")
+    with pytest.raises(ReefknotError, match="could not be read: File name too long"):
+        read_bytes(tmp_path / ("n" * 300))
+    assert os.listdir(tmp_path) == []
+
+
+# Rights do not bind root, so the process becomes nobody first.
+_WITHOUT_SEARCH_RIGHTS = """
+import os, sys
+from reefknot.errors import ReefknotError
+from reefknot.files import check_target, read_bytes, write_atomically
+if os.getuid() == 0:
+    os.setuid(65534)
+for work in (read_bytes, lambda path: write_atomically(path, b"new"), check_target):
+    try:
+        print(work(sys.argv[1]))
+    except ReefknotError as error:
+        print(str(error).rpartition("/")[2])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs rights of folders")
+def test_a_folder_without_search_rights_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o600)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_SEARCH_RIGHTS, tmp_path / "closed" / "a"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "a could not be read: Permission denied",
+        "a could not be written: Permission denied",
+        "False",
+    ], done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")

@@ -117,3 +117,14 @@ def test_rate_paper_of_deep_compression_worked_by_hand():
     second = 7 + 10 + (2 + 12)
     whole = first + second + 2 * 3 * 32 + 3 * 32
     assert (100 + 1 + 4 + 2) * 32 / rate_paper(state) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("shape", [(3, 100), (300,), (150, 2), (300, 1), (5, 3, 4, 5)])
+def test_rate_paper_is_the_same_however_many_elements_are_counted_at_a_time(shape, monkeypatch):
+    rng = np.random.default_rng(0)
+    indices = np.where(rng.random(shape) < 0.03, rng.integers(0, 4, shape), 0)
+    state = TiedState((CODEBOOK,), (TiedTensor("a.w", 0, indices), TiedTensor("a.b", 0, indices)))
+    whole = rate_paper(state)
+    for chunk in (1, 7, 64):
+        monkeypatch.setattr("reefknot.rates.CHUNK", chunk)
+        assert rate_paper(state) == whole

@@ -303,3 +303,63 @@ def test_scalars_and_empty_tensors_keep_their_shapes() -> None:
 def test_an_empty_tensor_may_use_an_empty_codebook() -> None:
     state = TiedState((book(),), (tied("e", np.zeros(0)),))
     assert (state.density, state.num_clusters, state.original_bytes) == (0.0, 0, 0)
+
+
+# -- what belongs to the caller ---------------------------------------------------------------
+
+
+def test_tensors_that_a_state_is_made_of_are_not_changed() -> None:
+    tensor, other = tied("t", [0, 1]), kept("k", [1.0])
+    indices, data = tensor.indices, other.data
+    TiedState((book(1.0, 2.0),), (tensor, other))
+    assert tensor.indices is indices
+    assert other.data is data
+    assert indices.flags.writeable
+    assert data.flags.writeable
+    assert indices.dtype == np.int64
+
+
+def test_a_read_only_view_of_an_array_that_can_be_written_to_is_copied() -> None:
+    data = np.array([1.0, 2.0], "<f4")
+    view = data.view()
+    view.flags.writeable = False
+    state = TiedState((), (KeptTensor("k", F32, view),))
+    data[:] = 9
+    assert [array.tolist() for _, _, array in state.arrays()] == [[1.0, 2.0]]
+
+
+def test_an_array_that_nobody_can_write_to_is_not_copied() -> None:
+    data = np.frombuffer(np.array([1.0, 2.0], "<f4").tobytes(), "<f4")
+    (tensor,) = TiedState((), (KeptTensor("k", F32, data),)).tensors
+    assert isinstance(tensor, KeptTensor)
+    assert tensor.data is data
+
+
+# -- booleans -------------------------------------------------------------------------------
+
+
+def test_bytes_that_are_no_booleans_are_refused() -> None:
+    odd = np.array([0, 2], "u1").view("?")
+    with pytest.raises(ReefknotError, match="a codebook is BOOL and holds the byte 2"):
+        Codebook(DTYPES["BOOL"], odd)
+    with pytest.raises(ReefknotError, match="'k' is BOOL and holds the byte 2"):
+        TiedState((), (KeptTensor("k", DTYPES["BOOL"], odd),))
+
+
+# -- large tensors --------------------------------------------------------------------------
+
+
+def test_counts_of_more_elements_than_are_looked_at_at_a_time() -> None:
+    indices = np.zeros(2_500_000, np.uint8)
+    indices[::7] = 1
+    state = TiedState(
+        (book(0.0, 0.5),),
+        (TiedTensor("w", 0, indices), KeptTensor("k", F32, indices.astype("<f4"))),
+    )
+    ones = int(indices.sum())
+    first, second = state.tensors
+    assert isinstance(first, TiedTensor)
+    assert state.counts(first).tolist() == [len(indices) - ones, ones]
+    assert [state.nonzeros(tensor) for tensor in state.tensors] == [ones, ones]
+    assert np.concatenate(list(state.pieces(first))).tolist() == (indices / 2).tolist()
+    assert state == TiedState((), (KeptTensor("w", F32, indices.astype("<f4") / 2), second))

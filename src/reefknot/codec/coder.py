@@ -56,27 +56,29 @@ class TextModel:
 
 
 def _writing() -> np.ndarray:
-    return np.array([k.TOP, 0, 0, 1, UNLIMITED], np.int64)
+    return np.array([k.TOP, 0, 0, 1, UNLIMITED, 0], np.int64)
 
 
 def _reading(stream: np.ndarray) -> np.ndarray:
     head = stream[: k.LOOKAHEAD].tobytes().ljust(k.LOOKAHEAD, b"\0")
-    return np.array([k.TOP, int.from_bytes(head, "big"), k.LOOKAHEAD, 0, UNLIMITED], np.int64)
+    code = int.from_bytes(head, "big")
+    return np.array([k.TOP, code, k.LOOKAHEAD, 0, UNLIMITED, 0], np.int64)
 
 
 class Coder:
     """A range coder with the contexts of one stream."""
 
-    def __init__(self, stream: bytes | None = None, *, room: int = 1 << 16) -> None:
+    def __init__(self, stream: bytes | np.ndarray | None = None, *, room: int = 1 << 16) -> None:
         """A writer with `room` for so many bytes, or a reader of `stream`."""
         self.writing = stream is None
-        self.buffer = (
-            np.zeros(room, np.uint8) if stream is None else np.frombuffer(stream, np.uint8)
-        )
-        if stream is not None and not len(self.buffer):
+        if stream is None:
+            self.buffer = np.zeros(room, np.uint8)
+        elif not len(stream):
             self.buffer = np.zeros(1, np.uint8)  # a stream of no bytes reads as zeros
-        elif stream is not None:
-            self.buffer = self.buffer.copy()
+        elif isinstance(stream, np.ndarray):
+            self.buffer = stream
+        else:
+            self.buffer = np.frombuffer(stream, np.uint8).copy()
         self.size = 0 if stream is None else len(stream)
         self.state = _writing() if stream is None else _reading(self.buffer)
         self.slots = np.zeros(8, np.int64)
@@ -134,8 +136,16 @@ class Coder:
         self._flags[len(mark[2]) :] = 0
 
     def spent(self) -> int:
-        """What has been written so far, in 1/8 bit: fine enough to choose between encodings."""
+        """What has been coded so far, in 1/8 bit: fine enough to choose between encodings."""
         return spent_eighths(self.state)
+
+    @property
+    def spent_on_values(self) -> int:
+        """What a reader has spent on which value elements have that are not the pivot, in 1/8 bit.
+
+        The rest of what a tied tensor takes tells where these elements are.
+        """
+        return int(self.state[k.ON_VALUES]) // 32
 
     def finish(self) -> bytes:
         """The bytes: as few as decode the same when followed by zeros."""

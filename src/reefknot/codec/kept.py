@@ -45,18 +45,18 @@ def to_planes(data: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def from_planes(planes: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `to_planes`; the result cannot be written to."""
+    """The inverse of `to_planes`, in the same memory, which cannot be written to any more."""
     size = unit_bytes(dtype)
-    bits = np.empty(len(planes), f"<u{size}")
+    bits = planes.reshape(-1).view(f"<u{size}")
     for at in range(0, len(bits), CHUNK):
-        part = planes[at : at + CHUNK].reshape(-1).view(f">u{size}").astype(f"<u{size}")
+        part = bits[at : at + CHUNK].view(f">u{size}").astype(f"<u{size}")
         if dtype.is_float and size > 1:
             part = (part >> 1) | (part << (8 * size - 1))
         bits[at : at + CHUNK] = part
     if dtype.tag == "BOOL":  # any other byte than 0 and 1 is no bool
         bits &= 1
-    bits.flags.writeable = False
-    return bits.view(dtype.storage).reshape(shape)
+    planes.flags.writeable = False
+    return planes.reshape(-1).view(dtype.storage).reshape(shape)
 
 
 def unit_bytes(dtype: DType) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from reefknot.codec.tables import (
     LENGTH,
     LIMIT,
+    LOG_RANGE,
     PAIR_BUCKET,
     PULL_BUCKET,
     RECIPROCAL,
@@ -35,6 +36,7 @@ kernel = partial(compiled, allocates=False)
 # The state of a coder, a row of int64. LOW holds the code word when decoding.
 RANGE, LOW, POSITION, ENCODING = 0, 1, 2, 3
 BUDGET = 4  # elements that may still be coded at length: it bounds the time of a small file
+ON_VALUES = 5  # what a decoder has spent on which value an element has, in 1/256 bit
 TOP_BITS = 48
 TOP = 1 << TOP_BITS
 BOTTOM = 1 << (TOP_BITS - 8)
@@ -407,7 +409,29 @@ FLAG_RATE, MASK_RATE, MAGNITUDE_RATE = 24, 14, 20
 
 
 @inlined
-def code_maps(encoding, coder, buffer, x, pivot, width, plane, about, weights, table, live):
+def active_at(about, units, group, c):
+    """How active the input of a column is, 0 to 8."""
+    if len(about) > 0:
+        return np.int64(about[np.uint64(c), 0])
+    return 1 + bucket(units[np.uint64(c // group)]) if group > 0 else 0
+
+
+@inlined
+def place_at(about, plane, c):
+    """Where in its plane a column is, at most 63."""
+    return np.int64(about[np.uint64(c), 1]) if len(about) > 0 else min(c % plane, 63)
+
+
+@inlined
+def spent(size, at):
+    """What a stream has taken so far, in 1/256 bit, and a constant."""
+    return (at << 11) - np.int64(LOG_RANGE[np.uint64(size >> (TOP_BITS - 12))])
+
+
+@inlined
+def code_maps(
+    encoding, coder, buffer, x, pivot, width, plane, about, units, group, weights, table, live
+):
     """Which rows and which columns hold anything but the pivot."""
     rows, columns = x.shape
     size, low, at = coder[RANGE], coder[LOW], coder[POSITION]
@@ -447,7 +471,7 @@ def code_maps(encoding, coder, buffer, x, pivot, width, plane, about, weights, t
                 corners += np.int64(live[np.uint64(here - width - 1)])
         if plane > 0 and c >= plane:
             behind = np.int64(live[np.uint64(here - plane)])
-        active = np.int64(about[np.uint64(c), 0])
+        active = active_at(about, units, group, c)
         known = min(active, 2)
         bit, size, low, at = coded_three(
             encoding, size, low, at, buffer, bit,
@@ -472,17 +496,18 @@ _TIED = (
 @inlined
 def elements(
     encoding, coder, buffer, x, rows, columns, pivot, values, by_column, width, plane, about,
-    shared, deep, weights, table, live, order, rank,
+    units, group, shared, deep, weights, table, live, order, rank,
 ):  # fmt: skip
     """The elements of live lines; `encoding` is a constant, so that each way has its own loop."""
     size, low, at = coder[RANGE], coder[LOW], coder[POSITION]
     outer = columns if by_column else rows
     inner = rows if by_column else columns
+    mapped = len(live) > 0
     listed = inner <= len(order)
     if listed:  # the live lines of the other direction, so that dead ones take no time
         inner = 0
         for b in range(rows if by_column else columns):
-            if live[np.uint64(b if by_column else rows + b)]:
+            if not mapped or live[np.uint64(b if by_column else rows + b)]:
                 order[inner] = b
                 inner += 1
     last = len(buffer) + LOOKAHEAD
@@ -493,10 +518,11 @@ def elements(
         table[MAGNITUDE + k] = seen_ones
     total = np.int64(0)
     budget = coder[BUDGET]
+    on_values = np.int64(0)
     for a in range(outer):
         if at > last or budget < 0:
             break
-        if not live[rows + a if by_column else a]:
+        if mapped and not live[rows + a if by_column else a]:
             continue
         line = np.int64(0)
         base = min(max(estimate(total, 4, 4 * 6554), 8), 65528)
@@ -505,7 +531,7 @@ def elements(
             if (i & 1023) == 0 and at > last:
                 break
             b = np.int64(order[np.uint64(i)]) if listed else i
-            if not listed and not live[np.uint64(b if by_column else rows + b)]:
+            if mapped and not listed and not live[np.uint64(b if by_column else rows + b)]:
                 continue
             r = b if by_column else a
             c = a if by_column else b
@@ -525,14 +551,14 @@ def elements(
             has_up = np.int64(up != pivot)
             has_right = np.int64(up_right != pivot)
             has_corner = np.int64(up_left != pivot)
-            active = np.int64(about[np.uint64(c), 0])
+            active = active_at(about, units, group, c)
             s_cross = np.uint64(LINES + (b & LINE_MASK))
             s_grid = np.uint64(
                 GRID + has_left + 2 * has_up + 4 * has_right + 8 * has_corner
                 + 16 * np.int64(behind != pivot)
             )  # fmt: skip
             if plane > 0:
-                s_place = np.uint64(PLACE + 16 * np.int64(about[np.uint64(c), 1]) + active)
+                s_place = np.uint64(PLACE + 16 * place_at(about, plane, c) + active)
             else:
                 above = np.int64(x[np.uint64(here - columns)]) if r > 0 else pivot
                 s_place = np.uint64(NEAR + has_left + 2 * np.int64(above != pivot) + 4 * active)
@@ -603,6 +629,8 @@ def elements(
             budget -= 1
             if budget < 0:
                 break
+            if not encoding:
+                on_values -= spent(size, at)
 
             # How the neighbours add up, near ones more: what the value is likely to continue.
             pair = left + up - 2 * pivot
@@ -678,9 +706,12 @@ def elements(
             rank[np.uint64(row), 0] += done
             rank[np.uint64(row), 1] += 1
             x[np.uint64(here)] = pivot + 1 + done if upper else pivot - 1 - done
+            if not encoding:
+                on_values += spent(size, at)
     for k in range(128):
         shared[k] = table[MAGNITUDE + k]
     coder[BUDGET] = budget
+    coder[ON_VALUES] += on_values
     coder[RANGE], coder[LOW], coder[POSITION] = size, low, at
 
 
@@ -693,17 +724,18 @@ def code_tied(
 
     When decoding, `x` comes filled with the pivot; `flat` is the same memory. `about` becomes two
     facts on each column: how active its input is (0 to 8, from the `units` that columns belong to)
-    and its place in the plane (0 to 63). `rank` becomes the sum of magnitudes, and the number of
+    and its place in the plane (0 to 63); where it is empty, to save memory, they are computed each
+    time. `live` is empty without maps. `rank` becomes the sum of magnitudes, and the number of
     elements, of each row.
     """
     columns = x.shape[1]
     group = columns // len(units) if len(units) > 0 else 0
-    for unit in range(len(units) if group > 0 else 0):
+    for unit in range(len(units) if group > 0 and len(about) > 0 else 0):
         active = 1 + bucket(units[unit])
         for c in range(unit * group, (unit + 1) * group):
             about[c, 0] = active
     place = np.int64(0)
-    for c in range(columns if plane > 0 else 0):  # memory that is not needed stays untouched
+    for c in range(len(about) if plane > 0 else 0):  # memory that is not needed stays untouched
         about[c, 1] = min(place, 63)
         place += 1
         if place >= plane:
@@ -711,17 +743,23 @@ def code_tied(
     live[:] = 1
     if coder[ENCODING]:
         if maps:
-            code_maps(True, coder, buffer, x, pivot, width, plane, about, weights, table, live)
+            code_maps(
+                True, coder, buffer, x, pivot, width, plane, about, units, group, weights, table,
+                live,
+            )  # fmt: skip
         elements(
             True, coder, buffer, flat, x.shape[0], columns, pivot, values, by_column, width, plane,
-            about, shared, deep, weights, table, live, order, rank,
+            about, units, group, shared, deep, weights, table, live, order, rank,
         )  # fmt: skip
     else:
         if maps:
-            code_maps(False, coder, buffer, x, pivot, width, plane, about, weights, table, live)
+            code_maps(
+                False, coder, buffer, x, pivot, width, plane, about, units, group, weights, table,
+                live,
+            )  # fmt: skip
         elements(
             False, coder, buffer, flat, x.shape[0], columns, pivot, values, by_column, width, plane,
-            about, shared, deep, weights, table, live, order, rank,
+            about, units, group, shared, deep, weights, table, live, order, rank,
         )  # fmt: skip
 
 
@@ -796,3 +834,43 @@ def rans_decode(symbols, entries, precision, words, lanes):
             at += 1
         lanes[i & (LANES - 1)] = state
     return at
+
+
+# ---- compressed sparse rows: not a format of ours, but what the paper counts ---------------------
+
+COLUMN, SKIPPED, ENTRIES = 0, 1, 2  # where a count stands in its row
+_ROWS = "int64({}[::1], int64, uint8[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1])"
+
+
+@kernel(_ROWS.format("uint8"), _ROWS.format("uint16"))
+def count_rows(x, columns, stored, zero, values, gaps, state, lengths):
+    """Count the symbols of rows in which only elements with `stored` indices have an entry.
+
+    An entry is a value and the number of elements skipped before it; where these are more than
+    `gaps` can count, entries of `zero` bridge them. `lengths` becomes the entries of each row that
+    ends here, whose number is the result; `state` is kept between parts of a matrix.
+    """
+    span = len(gaps)
+    column, skipped, entries = state[COLUMN], state[SKIPPED], state[ENTRIES]
+    ended = np.int64(0)
+    for i in range(len(x)):
+        value = np.int64(x[i])
+        if stored[value]:
+            while skipped >= span:
+                values[zero] += 1
+                gaps[span - 1] += 1
+                entries += 1
+                skipped -= span
+            values[value] += 1
+            gaps[skipped] += 1
+            entries += 1
+            skipped = np.int64(0)
+        else:
+            skipped += 1
+        column += 1
+        if column == columns:
+            lengths[ended] = entries
+            ended += 1
+            column, skipped, entries = np.int64(0), np.int64(0), np.int64(0)
+    state[COLUMN], state[SKIPPED], state[ENTRIES] = column, skipped, entries
+    return ended

@@ -8,14 +8,17 @@ A part is stored plainly where a table would not pay. Frequencies sum to 2^12, o
 than 256 symbols; the symbols are coded by four interleaved rANS states.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from reefknot.codec import kernels as k
 from reefknot.codec.coder import Coder
 from reefknot.errors import FormatError
+from reefknot.state import occurrences
 
 LANE_BYTES = 5
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # symbols that are decoded at a time, to bound memory; a multiple of the lanes
 
 
 def write_symbols(coder: Coder, symbols: np.ndarray, size: int) -> bytes:
@@ -34,38 +37,41 @@ def write_symbols(coder: Coder, symbols: np.ndarray, size: int) -> bytes:
 
 
 def read_symbols(
-    coder: Coder, data: memoryview, num_symbols: int, size: int
-) -> tuple[np.ndarray, int]:
-    """The symbols, and how many bytes of `data` they took."""
+    coder: Coder, take: Callable[[int], bytes], symbols: np.ndarray, size: int
+) -> None:
+    """Fill a row with symbols below `size`, whose bytes `take` gives, some at a time."""
     precision = _precision(size)
     total = 1 << precision
     frequency = coder.numbers(np.zeros(size, np.int64), "frequency")
     coder.check()
-    used = coder.number(0, "words")
+    left = coder.number(0, "words")
     coder.check()
-    end = k.LANES * LANE_BYTES + 2 * used
-    if frequency.max() > total or frequency.sum() != total or end > len(data):
+    if not size or frequency.max() > total or frequency.sum() != total:
         raise FormatError("a table of frequencies does not fit its symbols; fetch the file again")
-    lanes = np.zeros(k.LANES, np.int64)
-    for lane in range(k.LANES):
-        lanes[lane] = int.from_bytes(data[LANE_BYTES * lane : LANE_BYTES * (lane + 1)], "little")
-    words = np.frombuffer(data[k.LANES * LANE_BYTES : end], "<u2").astype(np.uint16)
-    symbols = np.zeros(num_symbols, np.uint16)
+    head = take(k.LANES * LANE_BYTES)
+    lanes = np.array(
+        [
+            int.from_bytes(head[at : at + LANE_BYTES], "little")
+            for at in range(0, len(head), LANE_BYTES)
+        ],
+        np.int64,
+    )
     offset = np.arange(total) - np.repeat(np.cumsum(frequency) - frequency, frequency)
     owner = np.repeat(np.arange(size), frequency)
     entries = owner << 32 | (frequency[owner] - 1) << 16 | offset
-    taken = int(k.rans_decode(symbols, entries, precision, words, lanes))
-    if taken != used or np.any(lanes != k.LANE_LOW):
+    part = np.zeros(min(CHUNK, len(symbols)), np.uint16)
+    words, held = np.zeros(len(part), np.uint16), 0
+    for at in range(0, len(symbols), CHUNK):
+        number = min(CHUNK, len(symbols) - at)
+        more = min(number - held, left)  # a symbol takes one word at most
+        words[held : held + more] = np.frombuffer(take(2 * more), "<u2")
+        held, left = held + more, left - more
+        used = int(k.rans_decode(part[:number], entries, precision, words[:held], lanes))
+        symbols[at : at + number] = part[:number]
+        held -= used
+        words[:held] = words[used : used + held].copy()
+    if left or held or np.any(lanes != k.LANE_LOW):
         raise FormatError("a stream of symbols does not end where it should; fetch the file again")
-    return symbols, end
-
-
-def occurrences(symbols: np.ndarray, size: int) -> np.ndarray:
-    """How often each symbol below `size` occurs."""
-    flat, counts = symbols.reshape(-1), np.zeros(size, np.int64)
-    for at in range(0, len(flat), CHUNK):  # bincount widens what it is given to 8 bytes
-        counts += np.bincount(flat[at : at + CHUNK], minlength=size)
-    return counts
 
 
 def normalised(counts: np.ndarray, precision: int) -> np.ndarray:

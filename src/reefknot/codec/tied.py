@@ -84,7 +84,9 @@ def code_tensor(
     rows, columns = matrix_shape(shape)
     kind = np.uint8 if size <= 256 else np.uint16
     if not rows * columns or size <= 1:
-        return np.zeros(shape, kind)
+        nothing = np.zeros(shape, kind)
+        nothing.flags.writeable = False
+        return nothing
     units = (
         memory.activity
         if len(memory.activity) and columns % len(memory.activity) == 0
@@ -160,10 +162,10 @@ def _code_with(
     rank = np.zeros((row_slots, 2), np.int64)
     k.code_tied(
         coder.state, coder.buffer, x, x.reshape(-1), pivot, size, by_column, maps, width, plane,
-        units, np.zeros((columns, 2), np.uint8),
+        units, np.zeros((columns if columns <= k.LINE_MASK else 0, 2), np.uint8),
         shared, np.zeros((2 << bits) if bits > 6 else 1, np.uint32), memory.weights,
         np.zeros(k.LINES + (row_slots if by_column else column_slots), np.uint32),
-        np.empty(rows + columns, np.uint8),
+        np.empty(rows + columns if maps else 0, np.uint8),
         np.empty(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
         rank,
     )  # fmt: skip

@@ -4,14 +4,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 from reefknot.errors import ReefknotError
-from reefknot.files import write_atomically
-from reefknot.format.read import about, decode, read_header, read_state
+from reefknot.files import reading, write_atomically
+from reefknot.format.read import FileContent, decode, read_content, read_header, read_state
 from reefknot.format.write import Effort, encode
 from reefknot.state import TiedState
 
 MAX_BYTES = 4 << 30
 
-__all__ = ["MAX_BYTES", "decode", "encode", "open_state", "save", "tensor_names"]
+__all__ = ["MAX_BYTES", "decode", "encode", "open_file", "open_state", "save", "tensor_names"]
 
 
 def save(state: TiedState, path: Path | str, *, effort: Effort = "auto") -> int:
@@ -33,20 +33,18 @@ def open_state(
 
     `max_bytes` limits what the tensors may take up once decoded.
     """
-    try:
-        with Path(path).open("rb") as file:
-            return read_state(file, source=str(path), max_bytes=max_bytes, names=names)
-    except OSError as error:
-        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
+    with reading(path) as file:
+        return read_state(file, source=str(path), max_bytes=max_bytes, names=names)
+
+
+def open_file(path: Path | str, *, max_bytes: int = MAX_BYTES) -> FileContent:
+    """Read a `.reef` file, and learn where its bytes went."""
+    with reading(path) as file:
+        return read_content(file, source=str(path), max_bytes=max_bytes)
 
 
 def tensor_names(path: Path | str) -> list[str]:
     """The names in a `.reef` file, aliases last; no tensor is decoded."""
-    try:
-        with Path(path).open("rb") as file:
-            header, _ = read_header(file)
-    except OSError as error:
-        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
-    except ReefknotError as error:
-        raise about(str(path), error) from error
+    with reading(path) as file:
+        header = read_header(file, source=str(path))
     return [entry.name for entry in header.entries] + [name for name, _ in header.aliases]

@@ -11,8 +11,8 @@ import numpy as np
 from reefknot.codec import tied
 from reefknot.codec.coder import Coder
 from reefknot.codec.kept import PlaneModel, code_planes
-from reefknot.codec.static import occurrences
 from reefknot.format import layout
+from reefknot.state import occurrences
 
 
 class SolidContent:

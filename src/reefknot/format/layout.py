@@ -86,6 +86,7 @@ class Header:
     books: tuple[Book, ...] = ()
     entries: tuple[Entry, ...] = ()
     aliases: tuple[tuple[str, int], ...] = field(default=())  # name, number of the entry
+    book_bytes: float = 0.0  # what the codebooks take up in the stream, once coded
 
 
 def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int = 0) -> Header:
@@ -98,12 +99,13 @@ def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int 
         raise FormatError(
             f"a file of {file_bytes:,} bytes cannot hold {num_entries:,} tensors, as it claims"
         )
-    books = []
+    books, before = [], coder.spent()
     for i in range(num_books):
         books.append(
             _code_book(coder, header.books[i] if coder.writing else Book(DTYPES["F32"], ()), claims)
         )
         coder.check()
+    book_bytes = (coder.spent() - before) / 64
     entries, seen, names = [], _Seen(), set[str]()
     blank = Entry("", (), -1, DTYPES["F32"])
     for i in range(num_entries):
@@ -124,7 +126,7 @@ def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int 
         if not num_entries:
             raise FormatError(f"{name!r} is an alias in a file without tensors")
         coder.check()
-    return Header(tuple(books), tuple(entries), tuple(aliases))
+    return Header(tuple(books), tuple(entries), tuple(aliases), book_bytes)
 
 
 def check_claims(header: Header, file_bytes: int) -> None:
@@ -304,6 +306,8 @@ def _code_book(coder: Coder, book: Book, claims: _Claims | None = None) -> Book:
     has_zero = bool(count and coder.flag(len(below) + len(above) < count, "zero", base=60000))
     num_below = coder.uniform(len(below), count - has_zero + 1)
     num_above = count - has_zero - num_below
+    if num_below and dtype.tag not in EXPONENT_BITS:
+        raise FormatError(f"a codebook of {dtype.tag} has a negative part, which only floats have")
     low, high, shift = 0, (1 << (8 * dtype.item_bytes)) - 1, 0
     if dtype.tag in EXPONENT_BITS:
         fraction = 8 * dtype.item_bytes - 1 - EXPONENT_BITS[dtype.tag]

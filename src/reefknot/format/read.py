@@ -9,10 +9,11 @@ any number of zeros.
 
 import io
 import os
+import threading
 import zlib
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,9 +23,40 @@ from reefknot.codec.static import read_symbols
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
-from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 
 PARALLEL_ELEMENTS = 1 << 20
+CHUNK = 1 << 20  # bytes that are read at a time where they are not needed together
+
+
+@dataclass(frozen=True)
+class TensorCost:
+    """What a tensor takes up in a file, and what of it tells where elements are; in bytes."""
+
+    total: float
+    positions: float = 0.0
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """What a file holds, and where its bytes went: all from the same bytes, each read once."""
+
+    state: TiedState
+    book_bytes: float
+    costs: tuple[TensorCost, ...]  # of the tensors of the state
+    parts: tuple[tuple[int, int], ...]  # CRC-32 and size of the file's parts
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the file."""
+        return sum(size for _, size in self.parts)
+
+    def checksum(self) -> int:
+        """The CRC-32 of the whole file, from those of its parts."""
+        whole = 0
+        for checksum, size in self.parts:  # CRC-32 is linear: over zeros, parts can be added up
+            whole = checksum ^ _over_zeros(whole, size) ^ _over_zeros(0, size)
+        return whole
 
 
 def decode(
@@ -35,29 +67,47 @@ def decode(
 
 
 def read_state(
-    file: BinaryIO, *, source: str, max_bytes: int, names: Collection[str] | None = None
+    file: io.BufferedIOBase, *, source: str, max_bytes: int, names: Collection[str] | None = None
 ) -> TiedState:
     """The state in an open file; only the tensors in `names`, and their aliases, if given."""
+    return read_content(file, source=source, max_bytes=max_bytes, names=names).state
+
+
+def read_content(
+    file: io.BufferedIOBase, *, source: str, max_bytes: int, names: Collection[str] | None = None
+) -> FileContent:
+    """The state in an open file, and where the bytes went."""
     try:
         return _read(file, max_bytes, names)
     except ReefknotError as error:
-        raise about(source, error) from error
+        raise _about(source, error) from error
 
 
-def about(source: str, error: ReefknotError) -> FormatError:
+def read_header(file: io.BufferedIOBase, *, source: str) -> layout.Header:
+    """The header of a file; no tensor is decoded."""
+    try:
+        return _open(file).header
+    except ReefknotError as error:
+        raise _about(source, error) from error
+
+
+def _about(source: str, error: ReefknotError) -> FormatError:
     """The same error, which now says what file it is about."""
     text = str(error)
-    return FormatError(f"{source} {text}" if text.startswith("is ") else f"{source}: {text}")
+    verb = text.startswith(("is ", "has "))
+    return FormatError(f"{source} {text}" if verb else f"{source}: {text}")
 
 
-def read_header(file: BinaryIO) -> tuple[layout.Header, bool]:
-    """The header of a file, and whether it is indexed; then no stream of a tensor is read."""
-    header, content = _open(file)
-    return header, content is None
+@dataclass(frozen=True)
+class _Opened:
+    """A file whose header has been read; the coder of a solid one stands at its first tensor."""
+
+    header: layout.Header
+    coder: Coder | None
+    parts: tuple[tuple[int, int], ...]
 
 
-def _open(file: BinaryIO) -> tuple[layout.Header, Coder | None]:
-    """The header, and for a solid file the coder that stands at its first tensor."""
+def _open(file: io.BufferedIOBase) -> _Opened:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(layout.HEAD_BYTES)
@@ -76,15 +126,25 @@ def _open(file: BinaryIO) -> tuple[layout.Header, Coder | None]:
             f"{size} bytes are too few for a .reef file; it is truncated, fetch it again"
         )
     if head[3] == layout.SOLID:
-        body = file.read(size - layout.HEAD_BYTES - layout.CHECK_BYTES)
-        _check(zlib.crc32(body, zlib.crc32(head)), file.read(layout.CHECK_BYTES), "its checksum")
+        body = _bytes_of(file, size - layout.HEAD_BYTES - layout.CHECK_BYTES)
+        found, stored = zlib.crc32(body.data, zlib.crc32(head)), file.read(layout.CHECK_BYTES)
+        _check(found, stored, "its checksum")
         coder = Coder(body)
         coder.allow(layout.SOLID_BUDGET + layout.BUDGET_PER_BYTE * len(body))
-        return layout.code_header(coder, layout.Header(), indexed=False, file_bytes=size), coder
-    return _open_indexed(file, head, size), None
+        header = layout.code_header(coder, layout.Header(), indexed=False, file_bytes=size)
+        return _Opened(header, coder, ((zlib.crc32(stored, found), size),))
+    return _open_indexed(file, head, size)
 
 
-def _open_indexed(file: BinaryIO, head: bytes, size: int) -> layout.Header:
+def _bytes_of(file: io.BufferedIOBase, number: int) -> np.ndarray:
+    """The next bytes, in memory that the loops can have without another copy."""
+    data = np.empty(number, np.uint8)
+    if file.readinto(data.data) != number:
+        raise FormatError("has become shorter while it was read; try again")
+    return data
+
+
+def _open_indexed(file: io.BufferedIOBase, head: bytes, size: int) -> _Opened:
     fixed = layout.HEAD_BYTES + layout.LENGTH_BYTES + layout.CHECK_BYTES
     if size < fixed:
         raise FormatError(
@@ -98,7 +158,8 @@ def _open_indexed(file: BinaryIO, head: bytes, size: int) -> layout.Header:
         )
     file.seek(size - layout.LENGTH_BYTES - layout.CHECK_BYTES - length)
     tail = file.read(length + layout.LENGTH_BYTES)
-    _check(zlib.crc32(head + tail), file.read(layout.CHECK_BYTES), "the checksum of its header")
+    stored = file.read(layout.CHECK_BYTES)
+    _check(zlib.crc32(head + tail), stored, "the checksum of its header")
     coder = Coder(tail[:length])
     header = layout.code_header(coder, layout.Header(), indexed=True, file_bytes=size)
     coder.close()
@@ -107,7 +168,10 @@ def _open_indexed(file: BinaryIO, head: bytes, size: int) -> layout.Header:
         raise FormatError(
             f"its tensors claim {claimed:,} bytes; the file has {size - fixed - length:,} for them"
         )
-    return header
+    tail += stored
+    streams = ((entry.checksum, entry.stream_bytes) for entry in header.entries)
+    parts = ((zlib.crc32(head), len(head)), *streams, (zlib.crc32(tail), len(tail)))
+    return _Opened(header, None, parts)
 
 
 def _check(found: int, stored: bytes, what: str) -> None:
@@ -115,29 +179,44 @@ def _check(found: int, stored: bytes, what: str) -> None:
         raise FormatError(f"is damaged: {what} does not match; fetch it again")
 
 
-def _read(file: BinaryIO, max_bytes: int, names: Collection[str] | None) -> TiedState:
-    header, content = _open(file)
+def _read(file: io.BufferedIOBase, max_bytes: int, names: Collection[str] | None) -> FileContent:
+    opened = _open(file)
+    header, coder = opened.header, opened.coder
     wanted = _wanted(header, names)
-    decoded = sum(
-        entry.num_elements * entry.dtype.item_bytes
-        for number, entry in enumerate(header.entries)
-        if content is not None or number in wanted
-    )
-    if decoded > max_bytes:
-        raise FormatError(
-            f"its tensors take up {decoded:,} bytes; the limit is {max_bytes:,}. "
-            "Raise max_bytes if you trust it"
-        )
-    books = [_codebook(book) for book in header.books]
-    tensors = (
-        _read_solid(content, header, wanted) if content else _read_indexed(file, header, wanted)
-    )
+    _weigh(header, wanted if coder is None else set(range(len(header.entries))), max_bytes)
+    books = tuple(_codebook(book) for book in header.books)
+    if coder is not None:
+        tensors, costs = _read_solid(coder, header, wanted)
+    else:
+        tensors, costs = _read_indexed(file, header, wanted)
     owned = {header.entries[number].name for number in tensors}
     aliases = {name: header.entries[owner].name for name, owner in header.aliases}
-    if len(aliases) < len(header.aliases):
-        raise FormatError("two aliases have the same name")
     aliases = {alias: name for alias, name in aliases.items() if name in owned}
-    return TiedState(tuple(books), tuple(tensors[number] for number in sorted(tensors)), aliases)
+    return FileContent(
+        TiedState(books, tuple(tensors.values()), aliases),
+        header.book_bytes,
+        tuple(costs.values()),
+        opened.parts,
+    )
+
+
+def _weigh(header: layout.Header, wanted: set[int], max_bytes: int) -> None:
+    """Refuse what would take up too much; an alias weighs what its tensor does."""
+    names = [1] * len(header.entries)
+    for _, owner in header.aliases:
+        names[owner] += 1
+    decoded = sum(
+        names[number]
+        * header.entries[number].num_elements
+        * header.entries[number].dtype.item_bytes
+        for number in wanted
+    )
+    if decoded > max_bytes:
+        count = sum(names[number] for number in wanted)
+        raise FormatError(
+            f"its {count:,} tensors, aliases included, take up {decoded:,} bytes; "
+            f"the limit is {max_bytes:,}. Raise max_bytes if you trust it"
+        )
 
 
 def _wanted(header: layout.Header, names: Collection[str] | None) -> set[int]:
@@ -158,20 +237,29 @@ def _planes_shape(entry: layout.Entry) -> tuple[int, int]:
     return entry.num_elements * entry.dtype.item_bytes // size, size
 
 
-def _read_solid(
-    coder: Coder, header: layout.Header, wanted: set[int]
-) -> dict[int, TiedTensor | KeptTensor]:
-    content = SolidContent()
-    tensors: dict[int, TiedTensor | KeptTensor] = {}
+_Tensors = dict[int, TiedTensor | KeptTensor]
+_Costs = dict[int, TensorCost]
+
+
+def _read_solid(coder: Coder, header: layout.Header, wanted: set[int]) -> tuple[_Tensors, _Costs]:
+    content, tensors, costs = SolidContent(), _Tensors(), _Costs()
     last = max(wanted, default=-1) if len(wanted) < len(header.entries) else len(header.entries)
     for number, entry in enumerate(header.entries):
         if number > last:
-            return tensors
+            return tensors, costs
+        before, values_before = coder.spent(), coder.spent_on_values
         tensor = _read_tight(coder, content, entry, header)
         if number in wanted:
             tensors[number] = tensor
+            total = (coder.spent() - before) / 64
+            costs[number] = _cost(total, tensor, (coder.spent_on_values - values_before) / 64)
     coder.close()
-    return tensors
+    return tensors, costs
+
+
+def _cost(total: float, tensor: TiedTensor | KeptTensor, values: float) -> TensorCost:
+    tied = isinstance(tensor, TiedTensor)
+    return TensorCost(total, max(total - values, 0.0) if tied else 0.0)
 
 
 def _read_tight(
@@ -193,70 +281,120 @@ def _check_book(entry: layout.Entry, book: layout.Book) -> None:
         raise FormatError(f"{entry.name!r} has elements, but its codebook is empty")
 
 
+# ---- indexed files ----------------------------------------------------------------------------
+
+
+class _Stream:
+    """The bytes of one tensor, each read once: whether they are whole is known at their end."""
+
+    def __init__(
+        self, file: io.BufferedIOBase, lock: threading.Lock, start: int, entry: layout.Entry
+    ) -> None:
+        self._file, self._lock, self._entry = file, lock, entry
+        self._at, self.left, self._checksum = start, entry.stream_bytes, 0
+
+    def take(self, number: int) -> bytes:
+        """The next bytes."""
+        return self.take_array(number).tobytes()
+
+    def take_array(self, number: int) -> np.ndarray:
+        """The next bytes, as an array that nothing else holds."""
+        if number > self.left:
+            raise FormatError("its bytes end early; fetch the file again")
+        with self._lock:
+            self._file.seek(self._at)
+            data = _bytes_of(self._file, number)
+        self._at, self.left = self._at + number, self.left - number
+        self._checksum = zlib.crc32(data.data, self._checksum)
+        return data
+
+    def check(self) -> None:
+        """Read what is left, and refuse bytes that are not those that were written."""
+        while self.left:
+            self.take_array(min(self.left, CHUNK))
+        if self._checksum != self._entry.checksum:
+            raise FormatError(
+                f"is damaged: the checksum of {self._entry.name!r} does not match; fetch it again"
+            )
+
+
 def _read_indexed(
-    file: BinaryIO, header: layout.Header, wanted: set[int]
-) -> dict[int, TiedTensor | KeptTensor]:
-    streams, at = {}, layout.HEAD_BYTES
+    file: io.BufferedIOBase, header: layout.Header, wanted: set[int]
+) -> tuple[_Tensors, _Costs]:
+    starts, at, lock = {}, layout.HEAD_BYTES, threading.Lock()
     for number, entry in enumerate(header.entries):
-        if number in wanted:
-            file.seek(at)
-            streams[number] = file.read(entry.stream_bytes)
-            if zlib.crc32(streams[number]) != entry.checksum:
-                raise FormatError(
-                    f"is damaged: the checksum of {entry.name!r} does not match; fetch it again"
-                )
+        starts[number] = at
         at += entry.stream_bytes
-    if sum(header.entries[number].num_elements for number in wanted) < PARALLEL_ELEMENTS:
-        return {number: _read_stream(stream, header, number) for number, stream in streams.items()}
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the loops hold no lock
-        done = pool.map(lambda item: _read_stream(item[1], header, item[0]), streams.items())
-        return dict(zip(streams, done, strict=True))
+
+    def read(number: int) -> tuple[TiedTensor | KeptTensor, TensorCost]:
+        entry = header.entries[number]
+        return _read_stream(_Stream(file, lock, starts[number], entry), header, entry)
+
+    numbers = sorted(wanted)
+    if sum(header.entries[number].num_elements for number in numbers) < PARALLEL_ELEMENTS:
+        done = [read(number) for number in numbers]
+    else:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the loops hold no lock
+            done = list(pool.map(read, numbers))
+    tensors = {number: tensor for number, (tensor, _) in zip(numbers, done, strict=True)}
+    return tensors, {number: cost for number, (_, cost) in zip(numbers, done, strict=True)}
 
 
-def _read_stream(stream: bytes, header: layout.Header, number: int) -> TiedTensor | KeptTensor:
-    entry = header.entries[number]
+def _read_stream(
+    stream: _Stream, header: layout.Header, entry: layout.Entry
+) -> tuple[TiedTensor | KeptTensor, TensorCost]:
+    total = stream.left
     try:
         if entry.method == layout.FAST:
-            return _read_fast(memoryview(stream), entry, header)
-        coder = Coder(stream)
-        coder.allow(layout.STREAM_BUDGET + layout.BUDGET_PER_BYTE * len(stream))
-        tensor = _read_tight(coder, SolidContent(), entry, header)
-        coder.close()
-        return tensor
+            tensor, cost = _read_fast(stream, entry, header), TensorCost(total)
+        else:
+            coder = Coder(stream.take_array(total))
+            coder.allow(layout.STREAM_BUDGET + layout.BUDGET_PER_BYTE * total)
+            tensor = _read_tight(coder, SolidContent(), entry, header)
+            coder.close()
+            cost = _cost(total, tensor, coder.spent_on_values / 64)
     except ReefknotError as error:
+        stream.check()  # if the bytes are damaged, that is what to say
         raise FormatError(f"in {entry.name!r}, {error}") from error
+    stream.check()
+    return tensor, cost
 
 
 def _read_fast(
-    stream: memoryview, entry: layout.Entry, header: layout.Header
+    stream: _Stream, entry: layout.Entry, header: layout.Header
 ) -> TiedTensor | KeptTensor:
-    length = int.from_bytes(stream[: layout.LENGTH_BYTES], "little")
-    head, data = stream[layout.LENGTH_BYTES :][:length], stream[layout.LENGTH_BYTES + length :]
-    if len(stream) < layout.LENGTH_BYTES + length:
+    length = int.from_bytes(stream.take(min(layout.LENGTH_BYTES, stream.left)), "little")
+    if length > stream.left:
         raise FormatError("its table is longer than its stream; fetch the file again")
-    coder = Coder(bytes(head))
+    coder = Coder(stream.take_array(length))
+    tensor: TiedTensor | KeptTensor
     if entry.codebook >= 0:
         book = header.books[entry.codebook]
         _check_book(entry, book)
-        symbols, used = read_symbols(coder, data, entry.num_elements, len(book.bits))
-        tensor: TiedTensor | KeptTensor = TiedTensor(
-            entry.name, entry.codebook, symbols.reshape(entry.shape)
-        )
+        indices = np.zeros(entry.num_elements, index_dtype(len(book.bits)))
+        read_symbols(coder, stream.take, indices, len(book.bits))
+        indices.flags.writeable = False
+        tensor = TiedTensor(entry.name, entry.codebook, indices.reshape(entry.shape))
     else:
-        count, size = _planes_shape(entry)
-        planes, used = np.zeros((count, size), np.uint8), 0
-        for plane in range(size):
+        planes = np.zeros(_planes_shape(entry), np.uint8)
+        for plane in planes.T:
             if coder.flag(0, "table"):
-                symbols, taken = read_symbols(coder, data[used:], count, 256)
+                read_symbols(coder, stream.take, plane, 256)
             else:
-                symbols, taken = np.frombuffer(data[used : used + count], np.uint8), count
-                if len(symbols) < count:
-                    raise FormatError("its bytes end early; fetch the file again")
-            planes[:, plane] = symbols
-            used += taken
+                for at in range(0, len(plane), CHUNK):
+                    number = min(CHUNK, len(plane) - at)
+                    plane[at : at + number] = stream.take_array(number)
         values = from_planes(planes, entry.dtype, entry.shape)
         tensor = KeptTensor(entry.name, entry.dtype, values, entry.trainable)
     coder.close()
-    if used != len(data):
-        raise FormatError(f"{len(data) - used:,} bytes are left over in its stream")
+    if stream.left:
+        raise FormatError(f"{stream.left:,} bytes are left over in its stream")
     return tensor
+
+
+def _over_zeros(checksum: int, size: int) -> int:
+    """A CRC-32 that goes on over so many zeros."""
+    zeros = bytes(min(size, CHUNK))
+    for at in range(0, size, CHUNK):
+        checksum = zlib.crc32(zeros[: min(CHUNK, size - at)], checksum)
+    return checksum

@@ -13,11 +13,11 @@ import numpy as np
 
 from reefknot.codec.coder import Coder
 from reefknot.codec.kept import to_planes
-from reefknot.codec.static import occurrences, write_symbols
+from reefknot.codec.static import write_symbols
 from reefknot.errors import ReefknotError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
-from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, occurrences
 
 Effort = Literal["auto", "tight", "fast"]
 SOLID_ELEMENTS = 1 << 21  # larger states are indexed

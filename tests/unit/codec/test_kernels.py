@@ -1,12 +1,13 @@
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numba
 import numpy as np
 import pytest
 
-from reefknot.codec import kernels
+from reefknot.codec import kernels, tied
 from reefknot.codec.coder import Coder, spent_eighths
 from reefknot.codec.static import normalised
 from reefknot.codec.tables import (
@@ -18,7 +19,10 @@ from reefknot.codec.tables import (
     STRETCH,
     STRETCH_MAX,
 )
+from reefknot.dtypes import DTYPES
 from reefknot.errors import FormatError
+from reefknot.format import layout
+from reefknot.format.content import SolidContent
 
 LOOPS = {
     name: value
@@ -139,3 +143,28 @@ def test_importing_works_where_nothing_can_be_cached(tmp_path):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert result.stdout.strip() == "3", result.stderr
+
+
+@pytest.mark.parametrize("shape", [(2, 1 << 20), (1, 3 << 20), (1 << 20, 2)])
+@pytest.mark.parametrize("maps", [False, True])
+def test_tensors_of_a_million_columns_are_coded_without_tables_of_their_columns(shape, maps):
+    # Grids of three images have planes; the rows of the first tensor are units of the second.
+    rng = np.random.default_rng(0)
+    wide = np.zeros(shape, np.uint8)
+    wide[:, :: 997 if maps else 2] = rng.integers(0, 3, wide[:, :: 997 if maps else 2].shape)
+    small = rng.integers(0, 3, (4, 5))
+    book = layout.Book(DTYPES["U8"], (0, 1, 2))
+
+    def coded(coder, *indices):
+        content = SolidContent()
+        shapes = ((4, 5), shape)
+        return [
+            content.code_tied(coder, each, given, 0, book)
+            for each, given in zip(shapes, indices, strict=True)
+        ]
+
+    with mock.patch.object(tied, "_best_plan", lambda *_: tied.Plan(False, maps, tied.NO_GRID)):
+        coder = Coder()
+        coded(coder, small, wide)
+    _, back = coded(Coder(coder.finish()), None, None)
+    assert np.array_equal(back, wide)

@@ -1,0 +1,77 @@
+"""The library against the decoder of the specification: the same content, the same refusals."""
+
+import random
+from pathlib import Path
+
+import pytest
+from reef_examples import random_file
+
+from format.mutate import mutated, repaired
+from format.reference import reference
+from reefknot.errors import FormatError
+from reefknot.format import decode
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.reef"))
+LIMIT = 2048  # bytes of tensors: the reference takes some 20 microseconds for an element
+
+
+def by_the_library(data, limit=LIMIT):
+    """What the library reads, or None if it refuses."""
+    try:
+        state = decode(data, max_bytes=limit)
+    except FormatError:
+        return None
+    return {name: (dtype.tag, v.shape, v.tobytes()) for name, dtype, v in state.arrays()}
+
+
+def by_the_reference(data, limit=LIMIT):
+    try:
+        return reference.read(data, limit)
+    except reference.RefusedError:
+        return None
+
+
+def disagreements(files, limit=LIMIT):
+    """The files that the two do not agree on, with the exceptions that neither should raise."""
+    found, accepted = [], 0
+    for data in files:
+        try:
+            ours, theirs = by_the_library(data, limit), by_the_reference(data, limit)
+        except Exception as error:  # a foreign one, of either
+            found.append((data.hex(), repr(error)))
+            continue
+        accepted += ours is not None
+        if ours != theirs:
+            found.append((data.hex(), "refused" if ours is None else "read", "by the library"))
+    return found, accepted
+
+
+def mutants(rounds, seed):
+    """Valid files, each damaged many times, with checksums that match."""
+    rng = random.Random(seed)
+    originals = [random_file(rng) for _ in range(min(rounds // 20, 1000))]
+    originals += [path.read_bytes() for path in GOLDEN if path.stat().st_size < 100]
+    for _ in range(rounds):
+        yield repaired(mutated(rng.choice(originals), rng))
+
+
+def test_both_read_random_files():
+    rng = random.Random(5)
+    found, accepted = disagreements((random_file(rng) for _ in range(150)), limit=1 << 20)
+    assert not found
+    assert accepted == 150
+
+
+def test_both_agree_on_mutations():
+    found, accepted = disagreements(mutants(1_500, seed=6))
+    assert not found
+    assert accepted > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_both_agree_on_two_hundred_thousand_mutations():
+    found, accepted = disagreements(mutants(200_000, seed=7))
+    print(f"{accepted:,} of 200,000 accepted")
+    assert not found
+    assert accepted > 10_000
