@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint slow bench size clean
+.PHONY: setup demo test lint slow paper bench size clean
 
 setup: .venv/ready
 
@@ -27,6 +27,12 @@ lint: setup
 
 slow: setup
 	$(BIN)/python -m pytest -m 'slow or mnist' -o timeout=1200
+
+# All of docs/results.md: runs every recipe that has no record yet, which takes many hours, and may be
+# stopped and started again; then puts the tables into the documents.
+paper: setup
+	$(BIN)/python -m experiments.run
+	$(BIN)/python -m experiments.tables --write
 
 # The peers have environments of their own: their pins are not ours.
 .bench/ready: constraints.txt

@@ -159,7 +159,7 @@ def pack_memory(folder, megabytes=500, tensors=10):
         for seed in range(tensors):
             file.write(np.random.default_rng(seed).standard_normal(each, np.float32).tobytes())
     code = (
-        "import sys, time; from reefknot.packing import pack; from reefknot.clustering import Settings\n"
+        "import sys, time; from reefknot.packing.pack import pack; from reefknot.packing.clustering import Settings\n"
         "start = time.time(); p = pack(sys.argv[1], sys.argv[1] + '.reef', "
         "Settings(num_clusters=int(sys.argv[2]) or None), force=True)\n"
         "status = open('/proc/self/status').read()\n"  # ru_maxrss would count this process too

@@ -98,6 +98,16 @@ def hard_sparse(model, make):
     raise FileNotFoundError("no record of this network")
 
 
+def straight_through(model, make):
+    """The phase `commit` of a budget: the network runs on tied values, latent weights are trained."""
+    optimizer = make(model)
+    tie = reefknot.SparseAPT(model, target_density=0.03, steps=100_000)
+    tie.attach(optimizer)
+    while tie.stats()["phase"] != "commit":
+        tie.advance()
+    return model, optimizer, None, lambda: None
+
+
 def naive(model, make, k=17):
     """The k-means penalty and L1 by autograd, as written down in the paper: O(N·K)."""
     weights = list(model.parameters())
@@ -405,7 +415,10 @@ def table(rows):
 
 
 def all_steps(quick):
-    ours = {"soft tying": soft, "hard tying": hard, "hard tying, a sparse net": hard_sparse}
+    ours = {
+        "soft tying": soft, "straight-through": straight_through, "hard tying": hard,
+        "hard tying, a sparse net": hard_sparse,
+    }  # fmt: skip
     peers = {"naive autograd": naive, "Gaussian mixture": mixture, "coremltools DKM": dkm}
     turns = 5 if quick else 60
     steps = step_rows("lenet-300-100", "adadelta", ours | peers, turns, 20)

@@ -1,11 +1,9 @@
 """Neural networks in kilobytes: weights tied to a few values, in files that read back exactly.
 
-    tie = reefknot.SparseAPT(model, num_clusters=17, l1_strength=1e-4)
-    tie.attach(optimizer)            # soft tying from here on, in the loop you already have
+    tie = reefknot.SparseAPT(model, target_bytes=3_300, steps=60_000)
+    tie.attach(optimizer)            # the phases go by themselves, in the loop you already have
     ...                              # train
-    tie.harden()                     # each weight to its center, the zero cluster to exactly 0
-    ...                              # train a little more: hard tying
-    reefknot.save(tie.finish(), "model.reef")
+    reefknot.save(tie.finish(), "model.reef")      # at most 3,300 bytes
     model.load_state_dict(reefknot.load("model.reef"))
 
 Names are loaded when they are first used, so that importing reefknot does not import torch.
@@ -15,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reefknot.clustering import cluster
+    from reefknot.batchnorm import update_batchnorm
     from reefknot.errors import (
         ConfigError,
         DataError,
@@ -42,12 +40,14 @@ if TYPE_CHECKING:
         SparseAPT,
         SparseVD,
     )
+    from reefknot.packing.clustering import cluster
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
-    "reefknot.clustering": ("cluster",),
+    "reefknot.batchnorm": ("update_batchnorm",),
+    "reefknot.packing.clustering": ("cluster",),
     "reefknot.errors": (
         "ConfigError",
         "DataError",
@@ -60,7 +60,7 @@ _HOME = {
     "reefknot.inspection": ("inspect", "verify"),
     "reefknot.kernels.kmeans1d": ("kmeans1d",),
     "reefknot.loading": ("load",),
-    "reefknot.methods": (
+    "reefknot.public": (
         "APT",
         "L2",
         "METHODS",
@@ -68,12 +68,12 @@ _HOME = {
         "DeepCompression",
         "L1Threshold",
         "MagnitudeKmeans",
-        "Method",
         "RandomTying",
         "SoftWeightSharing",
         "SparseAPT",
         "SparseVD",
     ),
+    "reefknot.methods": ("Method",),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -106,6 +106,7 @@ __all__ = [
     "kmeans1d",
     "load",
     "save",
+    "update_batchnorm",
     "verify",
 ]
 

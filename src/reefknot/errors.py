@@ -5,6 +5,9 @@ prints the message as one sentence and exits with `exit_code`; anything that is 
 `ReefknotError` is a bug of ours and keeps its traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class ReefknotError(Exception):
     """Something a user can mend; `exit_code` is what the command line exits with."""
@@ -47,3 +50,18 @@ class CheckError(ReefknotError):
     """A check that was asked for has failed."""
 
     exit_code = 1
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question about the known name that is most like this one; empty if none is.
+
+    >>> did_you_mean("LeNet_5", ["lenet-5", "vgg-16"])
+    "did you mean 'lenet-5'?"
+    """
+    plain = {_plain(choice): choice for choice in known}
+    close = difflib.get_close_matches(_plain(name), plain, 1)
+    return f"did you mean {plain[close[0]]!r}?" if close else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")

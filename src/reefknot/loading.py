@@ -1,13 +1,12 @@
 """From a `.reef` file back to torch tensors: the one place right of the waist that knows torch."""
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from reefknot.errors import ReefknotError
+from reefknot.errors import ReefknotError, did_you_mean
 from reefknot.format import MAX_BYTES, open_state, tensor_names
 from reefknot.state import TiedState
 from reefknot.tensors import to_tensor
@@ -57,6 +56,5 @@ def tensors(
 
 def _refuse_unknown(wanted: set[str], known: list[str]) -> None:
     for name in sorted(wanted - set(known)):
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ReefknotError(f"the file holds no tensor {name!r}{hint}")
+        hint = did_you_mean(name, known)
+        raise ReefknotError(f"the file holds no tensor {name!r}{hint and f'; {hint}'}")

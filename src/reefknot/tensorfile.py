@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reefknot.clustering import reader_of
-from reefknot.dtypes import DType, dtype_of
+from reefknot.dtypes import DTYPES, DType, dtype_of
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.files import reading, writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
@@ -47,6 +46,36 @@ class FoundTensor(NamedTuple):
     def num_bytes(self) -> int:
         """Bytes of the elements."""
         return math.prod(self.shape) * self.dtype.item_bytes
+
+
+def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarray]]:
+    """What a tensor shares with those that are the same, its element type, and a way to read it."""
+    if isinstance(value, np.ndarray):
+        for dtype in DTYPES.values():
+            if dtype.storage == value.dtype and not dtype.is_raw:
+                start = value.__array_interface__["data"][0]
+                place = (start, value.shape, value.strides, dtype.tag)
+                return (place if value.size else id(value)), dtype, lambda: value
+        raise ReefknotError(
+            f"{name!r} is an array of {value.dtype}, which cannot be stored; "
+            f"known are {', '.join(DTYPES)}"
+        )
+    import torch
+
+    from reefknot.tensors import dtype_for, to_array
+
+    if not isinstance(value, torch.Tensor):
+        raise ReefknotError(f"{name!r} is a {type(value).__name__}, not a tensor; leave it out")
+    if value.layout != torch.strided or value.is_nested or value.is_meta:
+        kind = "meta" if value.is_meta else "nested" if value.is_nested else value.layout
+        raise ReefknotError(f"{name!r} is a {kind} tensor; only dense ones can be stored")
+    dtype, bits = dtype_for(value.dtype), (value.is_conj(), value.is_neg())
+    same = (value.data_ptr(), tuple(value.shape), value.stride(), dtype.tag, *bits)
+    return (
+        (same if value.numel() else id(value)),
+        dtype,
+        lambda: to_array(value.resolve_conj().resolve_neg()),
+    )
 
 
 def open_tensors(path: Path | str) -> list[FoundTensor]:

@@ -12,13 +12,13 @@ from reef_examples import EXAMPLES, lenet, random_file
 from safetensors.numpy import save_file
 
 from reefknot.cli import main as files
-from reefknot.clustering import Settings
 from reefknot.dtypes import DTYPES
 from reefknot.errors import CheckError, FormatError, ReefknotError
 from reefknot.files import writing_atomically
 from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
-from reefknot.packing import pack, unpack
+from reefknot.packing.clustering import Settings
+from reefknot.packing.pack import pack, unpack
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import open_tensors, write_safetensors
 

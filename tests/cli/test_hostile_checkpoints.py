@@ -15,7 +15,7 @@ import torch
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.format import open_state
 from reefknot.inspection import verify
-from reefknot.packing import pack
+from reefknot.packing.pack import pack
 from reefknot.tensorfile import open_tensors
 
 FLOATS = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}

@@ -1,8 +1,10 @@
 """What the documents tell people to type works."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,16 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from experiments import tables
+from experiments import l1_steps, norm_layers, schedules, tables
 from safetensors.torch import save_file
 
+import reefknot
 from reefknot.cli import main
+from reefknot.methods.settings import settings_of
 from reefknot.runs.config import make_config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 # Commands that would take long get these; everything else of them is run as it stands.
-SHORTER = ["--set", "training.soft_steps=40", "--set", "training.hard_steps=10"]
+SHORTER = ["--set", "training.steps=60"]
 
 
 def blocks(path, language):
@@ -44,6 +48,8 @@ def test_python_in_documents_runs(document, tmp_path):
         script.write_text(code)
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True)
+        for target in re.findall(r"target_bytes=([\d_]+)", code):
+            assert (tmp_path / "model.reef").stat().st_size <= int(target)
 
 
 def test_reefknot_commands_in_documents_run(tmp_path, monkeypatch):
@@ -87,11 +93,13 @@ def test_links_between_documents_lead_somewhere():
             assert (document.parent / link).exists(), f"{document.name}: {link}"
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"), [(0.9, "over 4,000"), (1.5, "2,000"), (2.1, "under 1,000")]
-)
-def test_bytes_at_an_error_are_read_off_between_the_sizes_of_a_recipe(error, expected):
-    assert tables._bytes_at(error, {2.0: 1000.0, 1.0: 4000.0}) == expected
+def test_links_to_headings_lead_to_one():
+    for document in DOCUMENTS:
+        for link, heading in re.findall(r"\]\(([^):]*)#([^)]+)\)", document.read_text()):
+            text = (document.parent / link if link else document).read_text()
+            titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            known = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
+            assert heading in known, f"{document.name}: {link}#{heading}"
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda path: path.name)
@@ -99,11 +107,103 @@ def test_the_tables_of_results_are_those_of_the_records(document):
     assert tables.written(document.read_text()) == document.read_text()
 
 
-def test_what_the_method_says_its_parts_buy_is_what_the_records_say():
-    section = (ROOT / "docs" / "method.md").read_text().partition("## Small files")[2]
-    said = set(re.findall(r"\d\.\d\d(?= %)", section.partition("\n## ")[0]))
-    assert said
-    assert said <= set(re.findall(r"\d\.\d\d", tables.ablations()))
+def test_every_setting_of_sparse_apt_is_in_the_table_of_the_method():
+    text = (ROOT / "docs" / "method.md").read_text()
+    section = text.partition("<!-- settings -->")[2].partition("<!-- /settings -->")[0]
+    told = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert told == [f.name for f in settings_of(reefknot.SparseAPT)]
+
+
+def test_the_method_tells_the_phases_and_their_shares_as_they_are():
+    phases = {"steps": 1_000, "target_bytes": 900}
+    tie = reefknot.SparseAPT(torch.nn.Linear(30, 30), **phases)
+    told = re.findall(
+        r"^\| \*(\w+)\* \| (\d+) %", (ROOT / "docs" / "method.md").read_text(), re.MULTILINE
+    )
+    assert told == [(phase.name, f"{phase.steps / 10:.0f}") for phase in tie.phases]
+    trained = reefknot.SparseAPT(torch.nn.Linear(30, 30), **phases, begin="trained")
+    first, *others = (f"{phase.steps / 10:.0f}" for phase in trained.phases)
+    words = f"({first} % of the steps, then {others[0]}, {others[1]} and {others[2]})"
+    assert words in (ROOT / "docs" / "method.md").read_text()
+
+
+def test_what_stats_tell_is_in_the_table_of_the_method():
+    model = torch.nn.Linear(30, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tie = reefknot.SparseAPT(model, target_bytes=900, steps=100).attach(optimizer)
+    text = (ROOT / "docs" / "method.md").read_text()
+    section = text.partition("## What `stats()` tells")[2].partition("\n## ")[0]
+    for _ in range(95):
+        optimizer.zero_grad()
+        model(torch.ones(1, 30)).square().sum().backward()
+        optimizer.step()
+        assert {key for key in tie.stats() if f"`{key}`" not in section} == set()
+
+
+@pytest.mark.parametrize("study", [norm_layers, l1_steps, schedules], ids=lambda s: s.__name__)
+def test_the_tables_of_studies_are_those_of_their_records(study):
+    assert study.table(json.loads(study.RECORD.read_text())) in study.DOCUMENT.read_text()
+
+
+# -- tables from records ---------------------------------------------------------------------
+
+
+def committed(folder, recipe, seed, **facts):
+    """A record of a recipe for LeNet-300-100, as far as tables look at it."""
+    place = folder / f"2026-11-17_lenet-300-100_{recipe}_seed{seed}"
+    place.mkdir()
+    shutil.copy(ROOT / "experiments" / "lenet-300-100" / f"{recipe}.toml", place / "config.toml")
+    config = tomllib.loads((place / "config.toml").read_text())
+    record = {"network": "lenet-300-100", "data": config["data"], "method": config["method"]}
+    record |= {"seed": seed, "settings": config.get("settings", {}), "dense_test_error": None}
+    record |= {"val_error": 1.5, "test_error": 1.5, "density": 0.02, "num_clusters": 7}
+    record |= {"file_bytes": 3_300, "rate_file": 323.0, "rate_paper": 220.0} | facts
+    (place / "record.json").write_text(json.dumps(record))
+
+
+def cells(text):
+    return [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+
+
+def test_a_row_appears_when_its_records_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path)
+    assert tables.small() == tables.budgets() == tables.repeats() == "(no records yet)"
+    committed(tmp_path, "dense", 0, num_clusters=0)
+    committed(tmp_path, "sparse_apt-3300", 0, test_error=1.6, val_error=1.6)
+    committed(tmp_path, "sparse_apt-3300", 1, test_error=1.7, val_error=1.6, num_clusters=8)
+    [row] = cells(tables.small())
+    assert row == ["lenet-300-100", "3,300", "323", "1.65", "no", "3", "1.50", "2 of 3"]
+    committed(tmp_path, "sparse_apt-3300", 2, test_error=1.65, val_error=1.6)
+    assert cells(tables.small())[0][-1] == "3"
+    [row] = cells(tables.budgets())
+    assert row[2:7] == ["3,300", "3,300, 3,300, 3,300", "7–8", "1.60, 1.70, 1.65", "1.65"]
+    assert row[8:] == ["3,303", "1.65", "+0.00", "3"]
+
+
+def test_the_error_over_all_unseen_images_has_its_standard_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path)
+    for seed in range(3):
+        committed(tmp_path, "sparse_apt-3300", seed, test_error=1.52, val_error=1.8)
+    [row] = cells(tables.table())
+    # (6,000 · 1.8 + 10,000 · 1.52) / 16,000, and the root of p (1 - p) / 48,000
+    assert row[6] == "1.62 ± 0.06"
+
+
+def test_seeds_beyond_those_of_a_row_are_a_table_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECORDS", tmp_path)
+    committed(tmp_path, "sparse_apt-3300", 0)
+    committed(tmp_path, "sparse_apt-3300", 3, test_error=1.6)
+    committed(tmp_path, "sparse_apt-1770", 4)  # no row to stand beside yet
+    [row] = cells(tables.repeats())
+    assert row[1] == "sparse_apt-3300"
+    assert row[4:] == ["3", "3,300", "+0.0 %", "1.60", "+0.10"]
+
+
+def test_budget_recipes_of_the_tables_exist_and_tell_nothing_but_the_size():
+    for network, recipe in tables.BUDGETS:
+        path = ROOT / "experiments" / network / f"{recipe}.toml"
+        settings = tomllib.loads(path.read_text())["settings"]
+        assert settings == {"target_bytes": int(recipe.split("-")[1])}
 
 
 def test_records_were_trained_as_the_recipes_say():

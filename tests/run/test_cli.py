@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 import reefknot
 from reefknot.cli import main
 from reefknot.methods import METHODS
+from reefknot.methods.settings import settings_of
 
 TINY = """
 model = "digits-mlp"
@@ -22,7 +23,7 @@ hard_steps = 1
 threads = 1
 [optimizer]
 name = "sgd"
-rate = 0.1
+lr = 0.1
 """
 
 
@@ -66,18 +67,32 @@ def test_wrong_usage_exits_with_2(args: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_methods_lists_every_method_with_its_settings_and_defaults() -> None:
+def test_methods_lists_every_method_with_its_settings_and_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # no name of a method wraps there
     done = command("methods")
     assert done.exit_code == 0
-    blocks = {
-        block.split(":")[0]: block for block in done.stdout.replace("\n    ", "|").split("\n")
-    }
-    assert blocks.keys() - {""} == METHODS.keys()
-    assert "num_clusters = 17" in blocks["sparse_apt"]
-    assert "l1_strength = 0.0001" in blocks["sparse_apt"]
-    assert "l1_strength" not in blocks["apt"]
-    assert "|" not in blocks["dense"]
-    assert "model" not in [line.split(" = ")[0] for line in blocks["apt"].split("|")]
+    unwrapped = done.stdout.replace("\n        ", " ").replace("\n    ", "|")
+    blocks = {block.split(":")[0]: block.split("|")[1:] for block in unwrapped.splitlines()}
+    assert blocks.keys() == METHODS.keys()
+    for name, method in METHODS.items():
+        told = [line.split(":")[0].split(" ")[0] for line in blocks[name]]
+        assert told == [field.name for field in settings_of(method)]
+    assert blocks["apt"][0] == "num_clusters = 16: K, or a table from group names to K"
+    assert "num_examples (needed): " in "|".join(blocks["sparse_vd"])
+    [target] = [line for line in blocks["sparse_apt"] if line.startswith("target_bytes")]
+    assert target == "target_bytes: the most that the file may take up; needs `steps`"
+    assert blocks["dense"] == []
+
+
+@pytest.mark.parametrize("columns", [50, 80, 160])
+def test_methods_are_wrapped_at_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    widest = max(map(len, command("methods").stdout.splitlines()))
+    assert columns - 15 < widest <= columns
 
 
 def test_a_missing_configuration_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import reefknot
-from reefknot import demo
-from reefknot.cli import main
-from reefknot.demo import what_it_means
+from reefknot.cli import demo, main
+from reefknot.cli.demo import what_it_means
 
 FILES = {"config.toml", "metrics.jsonl", "model.reef", "record.json", "report.html"}
 
@@ -25,7 +24,7 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name, steps in (
         ("DENSE", {"soft_steps": 40}),
-        ("TIED", {"soft_steps": 20, "hard_steps": 5}),
+        ("TIED", {"steps": 60}),
     ):
         table: dict[str, Any] = getattr(demo, name)
         monkeypatch.setattr(demo, name, table | {"training": table["training"] | steps})

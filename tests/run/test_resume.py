@@ -28,7 +28,7 @@ from reefknot.cli import main
 from reefknot.methods import METHODS
 from reefknot.runs.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.runs.config import read_config
-from reefknot.runs.run import run
+from reefknot.runs.run import InterruptedRunError, run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and fork")
 
@@ -66,23 +66,20 @@ model = "resumed:{model}"
 data = "resumed:data"
 method = "sparse_apt"
 [settings]
-num_clusters = 5
-tying_strength = 1e-2
-refit_every = 7
 {settings}
 [training]
-soft_steps = {soft}
-hard_steps = {hard}
+{length}
 batch_size = 16
 evaluate_every = {evaluate}
 checkpoint_every = {checkpoint}
 threads = 1
 [optimizer]
 name = "{optimizer}"
-rate = {rate}
-decay = "cosine"
+lr = {lr}
 {options}
 """
+TYING = "num_clusters = 5\ntying_strength = 1e-2\nrefit_every = 7"
+MOMENTUM_OPTION = 'decay = "cosine"\n[optimizer.options]\nmomentum = 0.9'
 
 
 class Case(NamedTuple):
@@ -90,25 +87,38 @@ class Case(NamedTuple):
 
     model: str = "mlp"
     optimizer: str = "adam"
-    rate: float = 0.01
-    options: str = ""
+    lr: float = 0.01
+    options: str = 'decay = "cosine"'
     soft: int = 24
     hard: int = 24
     evaluate: int = 4
     checkpoint: int = 6
-    settings: str = ""
+    settings: str = TYING
+    steps: int = 0  # of a budget, in place of `soft` and `hard`
+
+    @property
+    def text(self) -> str:
+        """The configuration as TOML."""
+        parts = f"soft_steps = {self.soft}\nhard_steps = {self.hard}"
+        length = f"steps = {self.steps}" if self.steps else parts
+        return CONFIG.format(**self._asdict(), length=length)
 
 
-MOMENTUM = Case(optimizer="sgd", rate=0.1, options="[optimizer.options]\nmomentum = 0.9")
-ADAM = Case(optimizer="adam", rate=0.01)
-NORMS = Case(model="norm_and_dropout", optimizer="adadelta", rate=1.0)
+MOMENTUM = Case(optimizer="sgd", lr=0.1, options=MOMENTUM_OPTION)
+ADAM = Case(optimizer="adam", lr=0.01)
+NORMS = Case(model="norm_and_dropout", optimizer="adadelta", lr=1.0)
 TINY = Case(model="norm_and_dropout", soft=3, hard=3, evaluate=2, checkpoint=2)
-# Weights behind tied ones: assignments change at every step, not only at a refit.
-THROUGH = Case(
-    checkpoint=5,
+# Every step is measured: assignments change at each step of `commit`, not only at a refit.
+BUDGET = Case(
+    model="norm_and_dropout",
+    options="",
     evaluate=1,
-    settings="relax_from = 4\nthrough_from = 8\nrelax_steps = 16\ntarget_bytes = 150",
+    checkpoint=5,
+    settings="target_bytes = 420",
+    steps=200,
 )
+# The phases of 200 steps and where they end.
+PHASES = {"sparsify": 132, "recover": 144, "commit": 196, "frozen": 200}
 
 
 # -- running --------------------------------------------------------------------------------
@@ -132,9 +142,8 @@ def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def arguments(case: Case, out: str, *more: str) -> list[str]:
     """The command line of a run of this case; its configuration file is written on the way."""
-    text = CONFIG.format(**case._asdict())
     path = Path(f"{abs(hash(case)):x}.toml")
-    path.write_text(text)
+    path.write_text(case.text)
     return ["run", str(path), "--out", out, *more]
 
 
@@ -217,7 +226,7 @@ def server() -> Any:
     context = multiprocessing.get_context("forkserver")
     # The last one is what making an optimizer imports: a second for each process otherwise.
     context.set_forkserver_preload(
-        ["reefknot.runs.run", "reefknot.progress", "reefknot.summary", "torch._dynamo"]
+        ["reefknot.runs.run", "reefknot.cli.progress", "reefknot.cli.summary", "torch._dynamo"]
     )
     return context
 
@@ -252,8 +261,8 @@ def strike(
 
 
 IN_PHASE: dict[str, Callable[[list[dict[str, Any]]], bool]] = {
-    "soft": lambda rows: bool(rows) and rows[-1]["step"] >= 8,
-    "hard": lambda rows: bool(rows) and rows[-1]["phase"] == "hard",
+    "sparsify": lambda rows: bool(rows) and rows[-1]["step"] >= 8,
+    "frozen": lambda rows: bool(rows) and rows[-1]["phase"] == "frozen",
 }
 
 
@@ -272,6 +281,48 @@ def test_a_killed_run_resumes_bit_for_bit(server: Any, case: Case, phase: str) -
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "so')  # as a row that was being written leaves it
     resume(case, str(out))
+
+
+def test_a_budget_goes_through_all_of_its_phases_and_ends_at_its_size() -> None:
+    whole = uninterrupted(BUDGET)
+    found = {row["phase"]: row["step"] for row in whole["rows"]}
+    assert found == PHASES
+    assert list(found) == list(PHASES)
+    assert len(whole["model"]) <= 420
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_killed_in_any_phase_of_a_budget_resumes_bit_for_bit(server: Any, phase: str) -> None:
+    out = Path(f"killed-budget-{phase}")
+    process = start(server, arguments(BUDGET, str(out)), pause=0.004)
+    strike(process, out, lambda rows: bool(rows) and rows[-1]["phase"] == phase, signal.SIGKILL)
+    assert process.exitcode == -signal.SIGKILL
+    assert not (out / "record.json").exists()
+    assert rows_of(out)[-1]["phase"] == phase
+    resume(BUDGET, str(out))
+
+
+class StopAt:
+    """A display that asks the run to stop after a step, as Ctrl-C does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, progress: Any) -> None:
+        if progress.event == "step" and progress.step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def measured(self, row: dict[str, Any]) -> None:
+        pass
+
+
+def test_a_run_stopped_in_each_phase_of_a_budget_and_where_it_ends_resumes_bit_for_bit() -> None:
+    config, out = read_config(Path(arguments(BUDGET, "stopped")[1])), Path("stopped-budget")
+    for step in (2, *PHASES.values()):
+        for stop in sorted({step - 2, step} - {0, BUDGET.steps}):
+            with pytest.raises(InterruptedRunError, match=f"stopped after step {stop};"):
+                run(config, out, resume=out.exists(), display=StopAt(stop))
+    resume(BUDGET, str(out))
 
 
 @pytest.mark.slow
@@ -299,7 +350,7 @@ def saved_at(folder: Path) -> int:
 
 
 def test_a_run_killed_twice_resumes_bit_for_bit(server: Any) -> None:
-    for flags, phase in ([], "soft"), (["--resume"], "hard"):
+    for flags, phase in ([], "sparsify"), (["--resume"], "frozen"):
         process = start(server, arguments(NORMS, "twice", *flags), pause=0.01)
         strike(process, Path("twice"), IN_PHASE[phase], signal.SIGKILL)
         assert process.exitcode == -signal.SIGKILL
@@ -403,7 +454,7 @@ def test_what_a_killed_write_left_behind_is_cleaned_up(killed_at: Kill) -> None:
 def test_an_interrupted_run_says_so_and_resumes_bit_for_bit(server: Any, number: int) -> None:
     out = Path(f"stopped-{number}")
     process = start(server, arguments(ADAM, str(out)), pause=0.01)
-    strike(process, out, IN_PHASE["soft"], number)
+    strike(process, out, IN_PHASE["sparsify"], number)
     assert process.exitcode == 130
     errors = Path(f"{out}.errors").read_text()
     assert errors.splitlines()[-1].startswith("reefknot: stopped after step ")
@@ -422,10 +473,10 @@ def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 def test_resuming_with_another_configuration_is_refused_and_harms_nothing(killed_at: Kill) -> None:
     killed_at("other", "os.rename .model.reef")
     before = files_of(Path("other"))
-    done = run_here(*arguments(TINY, "other", "--resume", "--set", "optimizer.rate=0.5"))
+    done = run_here(*arguments(TINY, "other", "--resume", "--set", "optimizer.lr=0.5"))
     assert done.exit_code == 2
     assert "begun with another configuration" in done.stderr
-    assert "rate = 0.5" in done.stderr
+    assert "optimizer.lr = 0.01; optimizer.lr = 0.5" in done.stderr
     assert files_of(Path("other")) == before
     resume_exit = run_here(*arguments(TINY, "other")).exit_code
     assert resume_exit == 2  # without --resume an existing folder is refused
@@ -530,10 +581,11 @@ def crash(case: Case, out: str, step: int, *, again: bool = False) -> Path:
 
 
 def test_every_figure_of_the_metrics_is_as_undisturbed() -> None:
-    # Rows between the checkpoint and the next refit, in each phase.
-    for number, step in enumerate((6, 11, 17, 23, 28, 41)):
-        crash(THROUGH, "figures", step, again=number > 0)
-    resume(THROUGH, "figures")
+    # Rows between the checkpoint and the next refit, in each phase and where it ends.
+    ends = list(PHASES.values())
+    for number, step in enumerate((6, 71, ends[0], 138, ends[1], 151, 193, ends[2], 198)):
+        crash(BUDGET, "figures", step, again=number > 0)
+    resume(BUDGET, "figures")
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "longer"])
@@ -668,7 +720,12 @@ CRAFTED: dict[str, Callable[[Any], None]] = {
     "centers not finite": change("method", "network/centers", to=nan),
     "centers gone": drop("method", "network/centers"),
     "changed a text": change("method", "changed", to="x"),
-    "price gone": drop("method", "price"),
+    "changed gone": drop("method", "changed"),
+    "phase gone": drop("method", "phase"),
+    "phase unknown": change("method", "phase", to=9),
+    "phase a text": change("method", "phase", to="frozen"),
+    "step of the phase negative": change("method", "phase_step", to=-1),
+    "L1 strength not finite": change("method", "l1_strength", to=float("nan")),
     "optimizer of others": change("optimizer", to={7: {"step": torch.tensor(1.0)}}),
     "optimizer a list": change("optimizer", to=[]),
     "optimizer without a moment": drop("optimizer", 0, "exp_avg"),
@@ -717,7 +774,7 @@ METHOD_SETTINGS = {
 def test_a_run_of_every_method_goes_on_after_crashes_as_if_undisturbed(method: str) -> None:
     settings = METHOD_SETTINGS.get(method, "")
     clusters = "" if settings is None else "num_clusters = 5"
-    text = CONFIG.format(**ADAM._asdict()).replace("sparse_apt", method)
+    text = ADAM.text.replace("sparse_apt", method)
     before, _, after = text.partition("[settings]")
     rest = after[after.index("[training]") :]
     config = Path(f"every-{method}.toml")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import reefknot
-from reefknot.clustering import Counts, Plan, Settings, cluster, network_error
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
+from reefknot.packing.clustering import Counts, Plan, Settings, cluster, network_error
 from reefknot.state import KeptTensor, TiedTensor
 
 RNG = np.random.default_rng(0)

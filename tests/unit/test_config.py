@@ -1,6 +1,7 @@
 """Configurations: every mistake found at once, and TOML that reads back to itself."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,112 @@ def test_three_entries_are_enough() -> None:
     assert config.optimizer.name == "adadelta"
 
 
-def test_the_plan_takes_the_soft_rate_for_hard_tying_unless_told() -> None:
+def test_the_plan_takes_the_soft_lr_for_hard_tying_unless_told() -> None:
     table = {"training": {"soft_steps": 5, "hard_steps": 2}}
-    same = make_config(LEAST | table | {"optimizer": {"rate": 0.5}})
-    assert same.plan == Plan(5, 2, rate=0.5, hard_rate=0.5, decay="constant")
-    other = make_config(
-        LEAST | table | {"optimizer": {"rate": 0.5, "hard_rate": 0, "decay": "cosine"}}
+    same = make_config(LEAST | table | {"optimizer": {"lr": 0.5}})
+    assert same.plan == Plan(steps=7, soft_steps=5, lr=0.5, hard_lr=0.5, decay="constant")
+    other = make_config(LEAST | table | {"optimizer": {"lr": 0.5, "hard_lr": 0, "decay": "cosine"}})
+    assert other.plan == Plan(steps=7, soft_steps=5, lr=0.5, hard_lr=0.0, decay="cosine")
+
+
+def test_without_any_steps_the_plan_is_the_papers() -> None:
+    plan = Plan(steps=70_000, soft_steps=60_000, lr=1.0, hard_lr=1.0, decay="constant")
+    assert make_config(LEAST).plan == plan
+    only_hard = make_config(LEAST | {"training": {"soft_steps": 0}}).plan
+    assert (only_hard.steps, only_hard.soft_steps) == (10_000, 0)
+
+
+BUDGET: dict[str, Any] = LEAST | {
+    "settings": {"target_bytes": 3_300},
+    "training": {"steps": 60_000},
+}
+
+
+def test_with_a_budget_the_phases_are_the_methods_own() -> None:
+    config = make_config(BUDGET)
+    plan = Plan(steps=60_000, soft_steps=None, lr=1.0, hard_lr=1.0, decay="phases")
+    assert config.plan == plan
+    assert config.method_settings == {"target_bytes": 3_300, "steps": 60_000, "begin": "sparsify"}
+    own = make_config(BUDGET | {"optimizer": {"decay": "cosine"}})
+    assert (own.plan.decay, own.plan.soft_steps) == ("cosine", None)
+
+
+def test_a_start_makes_a_budget_begin_with_a_trained_network() -> None:
+    config = make_config(BUDGET | {"start": "/parent.reef"})
+    assert config.method_settings["begin"] == "trained"
+    told = {"target_bytes": 3_300, "begin": "sparsify"}
+    assert make_config(BUDGET | {"start": "/p.reef", "settings": told}).method_settings == (
+        told | {"steps": 60_000}
     )
-    assert other.plan == Plan(5, 2, rate=0.5, hard_rate=0.0, decay="cosine")
+    without = make_config(LEAST | {"start": "/parent.reef"})
+    assert without.method_settings == {}
+
+
+def test_a_network_without_compression_trains_for_the_steps_of_a_budget() -> None:
+    config = make_config(LEAST | {"method": "dense", "training": {"steps": 50}})
+    assert config.plan == Plan(steps=50, soft_steps=50, lr=1.0, hard_lr=1.0, decay="cosine")
+    assert config.method_settings == {}
+    replaced = replace(make_config(BUDGET), method="dense", settings={})
+    assert replaced.plan.soft_steps == replaced.plan.steps == 60_000
+
+
+@pytest.mark.parametrize("part", ["soft_steps", "hard_steps"])
+def test_steps_of_a_budget_and_of_soft_or_hard_tying_exclude_each_other(part: str) -> None:
+    found = mistakes_of(settings={"target_bytes": 3_300}, training={"steps": 60_000, part: 10})
+    assert found == (
+        "training.steps is for a budget, soft_steps and hard_steps for the rest; choose one",
+    )
+
+
+@pytest.mark.parametrize("training", [{}, {"steps": 60_000}])
+def test_steps_are_no_setting(training: dict[str, Any]) -> None:
+    found = mistakes_of(settings={"target_bytes": 3_300, "steps": 50}, training=training)
+    assert "steps belongs to [training], not to [settings]" in found
+
+
+@pytest.mark.parametrize(
+    ("more", "beginning"),
+    [
+        ({"settings": {"target_bytes": 3_300}}, "target_bytes needs steps"),
+        ({"training": {"steps": 60_000}}, "steps needs target_bytes or target_density"),
+        (
+            {"settings": {"target_bytes": 3_300}, "training": {"steps": 5}},
+            "steps must be a whole number of steps, at least 10, found 5",
+        ),
+        ({"settings": {"target_bytes": 0}, "training": {"steps": 50}}, "target_bytes must be"),
+        (
+            {"settings": {"target_bytes": 9, "l1_strength": 1.0}, "training": {"steps": 50}},
+            "l1_strength is set by the budget",
+        ),
+        (
+            {"method": "l2", "training": {"steps": 60_000}},
+            "l2 has no budget; give training.soft_steps and training.hard_steps",
+        ),
+        (
+            {"method": "dense", "training": {"steps": 0}},
+            "training.steps must be at least 1, found 0",
+        ),
+        (
+            {"optimizer": {"decay": "phases"}},
+            'optimizer.decay = "phases" is the schedule of a budget, which needs training.steps',
+        ),
+        (
+            {
+                "settings": {"target_bytes": 9},
+                "training": {"steps": 50},
+                "optimizer": {"hard_lr": 0.1},
+            },
+            "optimizer.hard_lr goes with training.soft_steps and hard_steps, not with steps",
+        ),
+        (
+            {"method": "l2", "settings": {"steps": 10}},
+            "l2 has no setting 'steps'",
+        ),
+    ],
+)
+def test_half_a_budget_is_a_mistake(more: dict[str, Any], beginning: str) -> None:
+    (mistake,) = mistakes_of(**more)
+    assert mistake.startswith(beginning)
 
 
 # -- mistakes -------------------------------------------------------------------------------
@@ -71,8 +170,7 @@ def test_missing_entries_are_all_named() -> None:
         ),
         (
             {"optimizer": {"zzz": 1}},
-            "unknown key 'optimizer.zzz'; "
-            "known are decay, hard_rate, name, options, rate, restarts",
+            "unknown key 'optimizer.zzz'; known are decay, hard_lr, lr, name, options",
         ),
         (
             {"method": "sparse-apt"},
@@ -96,7 +194,7 @@ def test_an_unknown_name_is_named_with_the_nearest(table: dict[str, Any], mistak
     assert mistakes_of(**table) == (mistake,)
 
 
-def test_the_model_of_a_method_and_the_rate_of_an_optimizer_are_no_settings() -> None:
+def test_the_model_of_a_method_and_the_lr_of_an_optimizer_are_no_settings() -> None:
     (mistake,) = mistakes_of(settings={"model": 1})
     assert mistake.startswith("sparse_apt has no setting 'model'")
     (mistake,) = mistakes_of(optimizer={"name": "sgd", "options": {"lr": 1.0}})
@@ -118,9 +216,9 @@ def test_the_model_of_a_method_and_the_rate_of_an_optimizer_are_no_settings() ->
             {"training": {"batch_size": 1.5}},
             "training.batch_size must be a whole number, found 1.5",
         ),
-        ({"optimizer": {"rate": "fast"}}, "optimizer.rate must be a number, found 'fast'"),
-        ({"optimizer": {"rate": True}}, "optimizer.rate must be a number, found True"),
-        ({"optimizer": {"hard_rate": "x"}}, "optimizer.hard_rate must be a number, found 'x'"),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr must be a number, found 'fast'"),
+        ({"optimizer": {"lr": True}}, "optimizer.lr must be a number, found True"),
+        ({"optimizer": {"hard_lr": "x"}}, "optimizer.hard_lr must be a number, found 'x'"),
         ({"optimizer": {"options": []}}, "optimizer.options must be a table, found []"),
     ],
 )
@@ -147,20 +245,20 @@ def test_a_wrong_type_is_named_with_the_right_one(table: dict[str, Any], mistake
             "training.soft_steps and training.hard_steps are both 0: there is nothing to do",
         ),
         (
-            {"optimizer": {"rate": -0.1}},
-            "optimizer.rate must be a number of at least 0, found -0.1",
+            {"optimizer": {"lr": -0.1}},
+            "optimizer.lr must be a number of at least 0, found -0.1",
         ),
         (
-            {"optimizer": {"rate": float("nan")}},
-            "optimizer.rate must be a number of at least 0, found nan",
+            {"optimizer": {"lr": float("nan")}},
+            "optimizer.lr must be a number of at least 0, found nan",
         ),
         (
-            {"optimizer": {"hard_rate": float("inf")}},
-            "optimizer.hard_rate must be a number of at least 0, found inf",
+            {"optimizer": {"hard_lr": float("inf")}},
+            "optimizer.hard_lr must be a number of at least 0, found inf",
         ),
         (
             {"optimizer": {"decay": "exponential"}},
-            "optimizer.decay must be one of constant, linear, cosine, found 'exponential'",
+            "optimizer.decay must be one of constant, linear, cosine, phases, found 'exponential'",
         ),
     ],
 )
@@ -177,7 +275,10 @@ def test_a_seed_that_torch_cannot_take_is_a_mistake(seed: int) -> None:
 @pytest.mark.parametrize(
     ("settings_table", "beginning"),
     [
-        ({"num_clusters": 1}, "num_clusters must be a whole number from 2 to 65,536, found 1"),
+        (
+            {"num_clusters": 1},
+            'num_clusters must be a whole number from 2 to 65,536 or "auto", found 1',
+        ),
         ({"num_clusters": {"network": 1.5}}, "num_clusters must be a whole number from 2"),
         ({"tying_strength": -1}, "tying_strength must be a number of at least 0, found -1"),
         ({"l1_strength": "x"}, "l1_strength must be a number of at least 0, found 'x'"),
@@ -225,14 +326,14 @@ def test_all_mistakes_are_reported_together() -> None:
         seed="x",
         settings={"num_clusters": 0, "clusters": 1},
         training={"soft_step": 1, "batch_size": 0},
-        optimizer={"name": "adm", "rate": -1, "decay": "x"},
+        optimizer={"name": "adm", "lr": -1, "decay": "x"},
     )
     beginnings = [
         "unknown key 'sede'",
         "seed must be",
         "unknown key 'training.soft_step'",
         "training.batch_size must be",
-        "optimizer.rate must be",
+        "optimizer.lr must be",
         "optimizer.decay must be",
         "sparse_apt has no setting 'clusters'",
         "num_clusters must be",
@@ -304,15 +405,6 @@ def test_mistakes_about_teachers_are_named(table: dict[str, Any], mistake: str) 
     assert mistakes_of(distillation=table) == (mistake,)
 
 
-def test_restarts_are_steps_of_the_run() -> None:
-    training = {"soft_steps": 5, "hard_steps": 2}
-    config = make_config(LEAST | {"training": training, "optimizer": {"restarts": [3]}})
-    assert config.plan.restarts == (3,)
-    assert mistakes_of(training=training, optimizer={"restarts": [7]}) == (
-        "optimizer.restarts must be steps between 0 and 7, found 7",
-    )
-
-
 def test_an_absolute_start_stays_as_it_is(tmp_path: Path) -> None:
     assert read_config(written(tmp_path, LEAST_TOML + 'start = "/a/b.reef"\n')).start == "/a/b.reef"
 
@@ -325,7 +417,7 @@ def test_overrides_have_the_types_of_toml(tmp_path: Path) -> None:
             "evaluate_test=false",
             "optimizer.name=sgd",
             "optimizer.options.momentum=0.9",
-            "optimizer.rate = 1e-3",
+            "optimizer.lr = 1e-3",
             'settings.exclude=["*.bias"]',
             "settings.scope=tensor",
             'model="my.module:function"',
@@ -333,7 +425,7 @@ def test_overrides_have_the_types_of_toml(tmp_path: Path) -> None:
         ],
     )
     assert (config.seed, config.evaluate_test) == (7, False)
-    assert (config.optimizer.name, config.optimizer.rate) == ("sgd", 1e-3)
+    assert (config.optimizer.name, config.optimizer.lr) == ("sgd", 1e-3)
     assert config.optimizer.options == {"momentum": 0.9}
     assert config.settings == {"exclude": ["*.bias"], "scope": "tensor"}
     assert (config.model, config.data) == ("my.module:function", "my.module:function")
@@ -415,6 +507,17 @@ def test_tables_of_groups_read_back(tmp_path: Path) -> None:
     assert list(back.settings["scope"]) == ["conv", "all the rest"]
 
 
+def test_a_budget_reads_back_and_names_only_what_is_set(tmp_path: Path) -> None:
+    config = make_config(BUDGET)
+    assert there_and_back(config, tmp_path) == config
+    table = tomllib.loads(to_toml(config))
+    assert table["training"]["steps"] == 60_000
+    assert not {"soft_steps", "hard_steps"} & table["training"].keys()
+    assert table.keys() == {
+        "model", "data", "method", "seed", "evaluate_test", "settings", "training", "optimizer",
+    }  # fmt: skip
+
+
 # Any text that a TOML file can hold: all of Unicode but lone surrogates.
 texts = st.text(st.characters(codec="utf-8"))
 strengths = st.floats(0, 1e300)
@@ -429,8 +532,8 @@ strengths = st.floats(0, 1e300)
     groups=st.dictionaries(texts, texts | st.lists(texts, max_size=2), max_size=3),
     exclude=st.lists(texts, max_size=3),
     tying_strength=strengths,
-    rate=strengths,
-    hard_rate=st.none() | strengths,
+    lr=strengths,
+    hard_lr=st.none() | strengths,
     betas=st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
 )
 def test_any_configuration_reads_back_equal(
@@ -442,13 +545,13 @@ def test_any_configuration_reads_back_equal(
     groups: dict[str, Any],
     exclude: list[str],
     tying_strength: float,
-    rate: float,
-    hard_rate: float | None,
+    lr: float,
+    hard_lr: float | None,
     betas: list[float],
 ) -> None:
-    optimizer: dict[str, Any] = {"name": "adam", "rate": rate, "options": {"betas": betas}}
-    if hard_rate is not None:
-        optimizer["hard_rate"] = hard_rate
+    optimizer: dict[str, Any] = {"name": "adam", "lr": lr, "options": {"betas": betas}}
+    if hard_lr is not None:
+        optimizer["hard_lr"] = hard_lr
     config = make_config(
         {
             "model": model,

@@ -1,16 +1,18 @@
-"""The training loop: batches, rates, events, batch-norm statistics, and when it stops."""
+"""The training loop: batches, learning rates, events, batch-norm statistics, and when it stops."""
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, UserCodeError
-from reefknot.methods import METHODS
-from reefknot.runs.training import Batches, Plan, error_percent, refresh_batchnorm, train
+from reefknot.methods import METHODS, Method
+from reefknot.runs.training import Batches, Plan, error_percent, train
 
 INPUTS = torch.arange(24.0).reshape(12, 2)
 LABELS = torch.arange(12) % 3
@@ -93,39 +95,55 @@ def test_labels_are_made_for_what_augmentation_made_of_the_inputs() -> None:
     assert inputs.unique().tolist() == [7.0]
 
 
-# -- rates ----------------------------------------------------------------------------------
+# -- learning rates -------------------------------------------------------------------------
 
 
-def test_a_constant_rate_changes_between_the_phases_only() -> None:
-    plan = Plan(soft_steps=3, hard_steps=2, rate=0.8, hard_rate=0.2)
-    assert [plan.rate_at(step) for step in range(plan.steps)] == [0.8, 0.8, 0.8, 0.2, 0.2]
+def make_plan(soft: int, hard: int, lr: float = 0.01, hard_lr: float = 0.01, **more: Any) -> Plan:
+    """The plan of a method without a budget."""
+    return Plan(steps=soft + hard, soft_steps=soft, lr=lr, hard_lr=hard_lr, **more)
 
 
-def test_a_linear_rate_falls_to_nearly_zero_in_each_phase() -> None:
-    # After s of n steps: rate · (1 - s / n); s = 0 .. 3 of 4, then 0 and 1 of 2.
-    plan = Plan(soft_steps=4, hard_steps=2, rate=0.8, hard_rate=0.2, decay="linear")
-    rates = [plan.rate_at(step) for step in range(6)]
-    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2, 0.1])
+def lrs(plan: Plan, method: Method | None = None) -> list[float]:
+    """The learning rate of every step."""
+    method = method or METHODS["dense"](nn.Linear(2, 3))
+    return [plan.lr_at(step, method) for step in range(plan.steps)]
 
 
-def test_a_cosine_rate_falls_by_half_in_the_middle_of_each_phase() -> None:
-    # rate · (1 + cos(π s / n)) / 2: the cosines of 0, 45, 90 and 135 degrees, then of 0 and 90.
-    plan = Plan(soft_steps=4, hard_steps=2, rate=0.8, hard_rate=0.2, decay="cosine")
+def test_a_constant_lr_changes_between_the_phases_only() -> None:
+    assert lrs(make_plan(3, 2, lr=0.8, hard_lr=0.2)) == [0.8, 0.8, 0.8, 0.2, 0.2]
+
+
+def test_a_linear_lr_falls_to_nearly_zero_in_each_phase() -> None:
+    # After s of n steps: lr · (1 - s / n); s = 0 .. 3 of 4, then 0 and 1 of 2.
+    plan = make_plan(4, 2, lr=0.8, hard_lr=0.2, decay="linear")
+    assert lrs(plan) == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2, 0.1])
+
+
+def test_a_cosine_lr_falls_by_half_in_the_middle_of_each_phase() -> None:
+    # lr · (1 + cos(π s / n)) / 2: the cosines of 0, 45, 90 and 135 degrees, then of 0 and 90.
+    plan = make_plan(4, 2, lr=0.8, hard_lr=0.2, decay="cosine")
     high, low = (1 + math.sqrt(0.5)) / 2, (1 - math.sqrt(0.5)) / 2
-    rates = [plan.rate_at(step) for step in range(6)]
-    assert rates == pytest.approx([0.8, 0.8 * high, 0.4, 0.8 * low, 0.2, 0.1])
-
-
-def test_a_restart_lets_the_rate_decay_anew() -> None:
-    # The soft phase of 6 steps is cut at 2: s = 0, 1 of 2, then 0 .. 3 of 4; then 0, 1 of 2.
-    plan = Plan(6, 2, rate=0.8, hard_rate=0.2, decay="linear", restarts=(2,))
-    rates = [plan.rate_at(step) for step in range(8)]
-    assert rates == pytest.approx([0.8, 0.4, 0.8, 0.6, 0.4, 0.2, 0.2, 0.1])
+    assert lrs(plan) == pytest.approx([0.8, 0.8 * high, 0.4, 0.8 * low, 0.2, 0.1])
 
 
 def test_a_phase_of_no_steps_is_passed_over() -> None:
-    assert Plan(0, 2, rate=0.8, hard_rate=0.2).rate_at(0) == 0.2
-    assert Plan(2, 0, rate=0.8, hard_rate=0.2).rate_at(1) == 0.8
+    assert lrs(make_plan(0, 1, lr=0.8, hard_lr=0.2)) == [0.2]
+    assert lrs(make_plan(2, 0, lr=0.8, hard_lr=0.2)) == [0.8, 0.8]
+
+
+def test_with_a_budget_the_lr_decays_and_starts_anew_in_each_phase_of_the_method() -> None:
+    tie = METHODS["sparse_apt"](nn.Linear(8, 4), target_density=0.5, steps=100)
+    plan = Plan(steps=100, soft_steps=None, lr=0.5, hard_lr=0.5, decay="phases")
+    found = lrs(plan, tie)
+    assert found == [0.5 * tie.lr_factor(step) for step in range(100)]
+    rises = [step for step in range(1, 100) if found[step] > found[step - 1]]
+    assert len(rises) == 3  # recover, commit, frozen
+    assert [found[step] for step in (0, *rises)] == pytest.approx([0.5, 0.5, 0.5, 0.05])
+
+
+def test_with_a_budget_another_decay_goes_over_all_steps() -> None:
+    plan = Plan(steps=4, soft_steps=None, lr=0.8, hard_lr=0.1, decay="linear")
+    assert lrs(plan) == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 # -- measuring ------------------------------------------------------------------------------
@@ -192,7 +210,7 @@ def test_batchnorm_statistics_are_those_of_the_present_weights() -> None:
     for _ in range(3):
         model(torch.randn(5, 2))  # statistics of something else
     model.eval()
-    refresh_batchnorm(model, batches)
+    update_batchnorm(model, batches.some_inputs())
 
     # Independently, in numpy: the mean over the epoch's batches of each batch's mean and
     # unbiased variance.
@@ -212,7 +230,7 @@ def test_batchnorm_statistics_are_those_of_the_present_weights() -> None:
 
 def test_a_norm_without_statistics_is_left_alone() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
-    refresh_batchnorm(model, Batches(INPUTS, LABELS, 4, 0))
+    update_batchnorm(model, Batches(INPUTS, LABELS, 4, 0).some_inputs())
     assert model[0].running_mean is None
 
 
@@ -220,14 +238,14 @@ def test_a_norm_without_statistics_is_left_alone() -> None:
 
 
 def trained(
-    plan: Plan, *, method: str = "sparse_apt", model: nn.Module | None = None, rate: float = 0.01
+    plan: Plan, *, method: str = "sparse_apt", model: nn.Module | None = None, lr: float = 0.01
 ) -> tuple[list[tuple[str, int]], nn.Module, object]:
     """The events of a whole training, with the model and the method."""
     torch.manual_seed(0)
     model = model or nn.Linear(2, 3)
     settings: Mapping[str, object] = {} if method == "dense" else {"num_clusters": 4}
     tie = METHODS[method](model, **settings)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     tie.attach(optimizer)
     batches = Batches(INPUTS / 10, LABELS, 4, 0)
     events = [(p.event, p.step) for p in train(model, tie, optimizer, batches, plan)]
@@ -235,61 +253,88 @@ def trained(
 
 
 def test_events_come_in_order() -> None:
-    events, _, _ = trained(Plan(3, 2, rate=0.01, hard_rate=0.01))
+    events, _, _ = trained(make_plan(3, 2))
     assert events == [
         ("step", 1),
         ("step", 2),
         ("step", 3),
-        ("soft", 3),
-        ("hardened", 3),
+        ("leaving", 3),
+        ("entered", 3),
         ("step", 4),
         ("step", 5),
     ]
 
 
 def test_no_hard_steps_still_harden() -> None:
-    events, _, tie = trained(Plan(2, 0, rate=0.01, hard_rate=0.01))
-    assert events == [("step", 1), ("step", 2), ("soft", 2), ("hardened", 2)]
+    events, _, tie = trained(make_plan(2, 0))
+    assert events == [("step", 1), ("step", 2), ("leaving", 2), ("entered", 2)]
     assert tie.finish().num_clusters <= 4  # type: ignore[attr-defined]
 
 
 def test_no_soft_steps_harden_first() -> None:
-    events, _, tie = trained(Plan(0, 1, rate=0.01, hard_rate=0.01))
-    assert events == [("soft", 0), ("hardened", 0), ("step", 1)]
+    events, _, tie = trained(make_plan(0, 1))
+    assert events == [("leaving", 0), ("entered", 0), ("step", 1)]
     assert tie.finish().num_clusters <= 4  # type: ignore[attr-defined]
 
 
-def test_the_model_is_soft_at_soft_and_tied_at_hardened() -> None:
+def test_the_model_is_soft_when_it_leaves_and_tied_when_it_has_entered() -> None:
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
     tie = METHODS["sparse_apt"](model, num_clusters=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     tie.attach(optimizer)
     distinct = {}
-    for progress in train(
-        model, tie, optimizer, Batches(INPUTS, LABELS, 4, 0), Plan(2, 1, 0.01, 0.01)
-    ):
+    for progress in train(model, tie, optimizer, Batches(INPUTS, LABELS, 4, 0), make_plan(2, 1)):
         values = torch.cat([p.detach().flatten() for p in model.parameters()])
         distinct[progress.event, progress.step] = len(values.unique())
-    assert distinct[("soft", 2)] == 9
-    assert distinct[("hardened", 2)] <= 3
+    assert distinct[("leaving", 2)] == 9
+    assert distinct[("entered", 2)] <= 3
     assert distinct[("step", 3)] <= 3
 
 
-def test_each_step_takes_its_own_rate_and_batch() -> None:
-    # One weight per class and no bias: w -= rate · gradient, worked here with numpy.
-    plan = Plan(3, 0, rate=0.5, hard_rate=0.0, decay="linear")
+def test_the_phases_of_a_budget_are_entered_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    tie = METHODS["sparse_apt"](model, target_density=0.5, steps=20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tie.attach(optimizer)
+    plan = Plan(steps=20, soft_steps=None, lr=0.01, hard_lr=0.01, decay="phases")
+    seen: dict[tuple[str, str], list[int]] = {}
+    for progress in train(model, tie, optimizer, Batches(INPUTS / 10, LABELS, 4, 0), plan):
+        assert progress.phase == tie.stats()["phase"]
+        assert progress.lr == optimizer.param_groups[0]["lr"]
+        seen.setdefault((progress.phase, progress.event), []).append(progress.step)
+    # Shares of 20 steps: 0.66, 0.06, 0.26; the rest is frozen.
+    assert seen == {
+        ("sparsify", "step"): list(range(1, 14)),
+        ("sparsify", "leaving"): [13],
+        ("recover", "entered"): [13],
+        ("recover", "step"): [14],
+        ("recover", "leaving"): [14],
+        ("commit", "entered"): [14],
+        ("commit", "step"): list(range(15, 20)),
+        ("commit", "leaving"): [19],
+        ("frozen", "entered"): [19],
+        ("frozen", "step"): [20],
+    }
+    assert tie.hard
+    assert tie.finish().density <= 0.5
+
+
+def test_each_step_takes_its_own_lr_and_batch() -> None:
+    # One weight per class and no bias: w -= lr · gradient, worked here with numpy.
+    plan = make_plan(3, 0, lr=0.5, hard_lr=0.0, decay="linear")
     model = nn.Linear(2, 3, bias=False)
     with torch.no_grad():
         model.weight.zero_()
-    _, model, _ = trained(plan, method="dense", model=model, rate=99.0)
+    _, model, _ = trained(plan, method="dense", model=model, lr=99.0)
     weight = np.zeros((3, 2))
     batches = Batches(INPUTS / 10, LABELS, 4, 0)
-    for step, rate in enumerate([0.5, 0.5 * 2 / 3, 0.5 / 3]):
+    for step, lr in enumerate([0.5, 0.5 * 2 / 3, 0.5 / 3]):
         x, y = (part.double().numpy() for part in batches[step])
         scores = np.exp(x @ weight.T)
         away = scores / scores.sum(1, keepdims=True) - np.eye(3)[y.astype(int)]
-        weight -= rate * away.T @ x / len(x)
+        weight -= lr * away.T @ x / len(x)
     np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=1e-4)
 
 
@@ -299,12 +344,12 @@ def test_training_goes_on_from_a_step_without_repeating_any() -> None:
     tie = METHODS["dense"](model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     tie.attach(optimizer)
-    plan = Plan(4, 1, 0.01, 0.01)
+    plan = make_plan(4, 1)
     events = [
         (p.event, p.step)
         for p in train(model, tie, optimizer, Batches(INPUTS, LABELS, 4, 0), plan, step=3)
     ]
-    assert events == [("step", 4), ("soft", 4), ("hardened", 4), ("step", 5)]
+    assert events == [("step", 4), ("leaving", 4), ("entered", 4), ("step", 5)]
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step() -> None:
@@ -317,7 +362,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step() -> None:
 
     model = _Bad(2, 3)
     with pytest.raises(DivergedError, match=r"the loss is nan at step 3"):
-        trained(Plan(9, 1, 0.01, 0.01), model=model)
+        trained(make_plan(9, 1), model=model)
     # The bad step was not taken: the weights are still those of step 2.
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
@@ -328,7 +373,7 @@ def test_a_loss_that_is_finite_and_absurd_stops_with_the_step() -> None:
             return super().forward(inputs) * 1e27
 
     with pytest.raises(DivergedError, match=r"the loss is \d(\.\d+)?e\+2\d at step 1"):
-        trained(Plan(9, 1, 0.01, 0.01), model=_Exploding(2, 3))
+        trained(make_plan(9, 1), model=_Exploding(2, 3))
 
 
 def test_what_a_network_raises_becomes_one_sentence_with_the_step_and_its_cause() -> None:
@@ -337,5 +382,5 @@ def test_what_a_network_raises_becomes_one_sentence_with_the_step_and_its_cause(
             raise IndexError("of mine,\n  on two lines")
 
     with pytest.raises(UserCodeError, match="step 1 failed with IndexError: of mine, on") as found:
-        trained(Plan(9, 1, 0.01, 0.01), model=_Raising(2, 3))
+        trained(make_plan(9, 1), model=_Raising(2, 3))
     assert isinstance(found.value.__cause__, IndexError)

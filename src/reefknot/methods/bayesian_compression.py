@@ -49,9 +49,14 @@ from reefknot.methods.noisy import (
     log_uniform_kl,
     unit_gaussian_kl,
 )
-from reefknot.methods.settings import choice_mistakes, is_real, number_mistakes, real_mistakes
+from reefknot.methods.settings import (
+    are_clusters,
+    is_any_number,
+    is_choice,
+    is_number,
+    setting,
+)
 from reefknot.methods.tied import NumClusters
-from reefknot.tying.selection import NETWORK, Norms, Scope
 
 Prior = Literal["gnj", "ghs"]
 Threshold = float | Mapping[str, float]
@@ -78,6 +83,9 @@ def inverse_gamma_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 # -- scales ---------------------------------------------------------------------------------
+
+
+_LEAST_SCALE = 1e-12  # its logarithm is needed
 
 
 class Scales(ABC):
@@ -275,100 +283,70 @@ def _per_output(layer: Layer, bias: Tensor) -> Tensor:
 # -- the method -----------------------------------------------------------------------------
 
 
-class BayesianCompression(NoisyMethod):
-    """Bayesian Compression: noisy weights, and a noisy scale for each input or filter.
+def _are_thresholds(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for pattern, threshold in value.items():
+            yield from is_any_number(f"{name}.{pattern}", threshold)
+    elif value is not None:
+        yield from is_any_number(name, value)
 
-    Args:
-        model: its layers with noise are Linear, Conv1d, Conv2d and Conv3d; norms are only tied;
-            a parameter elsewhere must be excluded. State-dict keys stay as they are.
-        num_examples: training examples; the KL is divided by it.
-        prior: of the scales: "gnj" (normal-Jeffreys) or "ghs" (horseshoe).
-        num_clusters: K, zero included, or a mapping from group name to K.
-        threshold: from where on a group is zero: log alpha ("gnj") or −log mode ("ghs") of its
-            scale; a number, or a mapping from patterns of layer names to numbers, of which the
-            first match counts. None is -3 for "gnj" and 2.5 for "ghs".
-        weight_threshold: log alpha from which on a single weight or bias is zero; infinity keeps
-            all weights of the groups that live.
-        initial_log_variance: of every weight, bias and scale at the start.
-        first_layer_max_variance: the first layer's weights and biases are given no more.
-        global_scale: tau, the prior scale of a layer's own half-Cauchy scale ("ghs" alone).
-        warmup_start: steps without the KL.
-        warmup_steps: steps in which its weight then grows to 1.
-        scope: which parameters share a codebook: "network", "tensor", or a mapping from group
-            names to name patterns, of which the first match counts.
-        include: patterns of the parameters to treat and tie.
-        exclude: patterns of the parameters to leave as they are.
-        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
-            "tied" with everything else, or "kept" exact.
-    """
+
+class BayesianCompression(NoisyMethod):
+    """Bayesian Compression: noisy weights, and a noisy scale for each input or filter."""
 
     name: ClassVar[str] = "bayesian_compression"
-    layers: list[ScaledLayer]  # type: ignore[assignment]  # the base knows less of them
-
-    def __init__(
-        self,
-        model: nn.Module,
-        num_examples: int,
-        prior: Prior = "gnj",
-        num_clusters: NumClusters = 33,
-        threshold: Threshold | None = None,
-        weight_threshold: float = 1.0,
-        *,
-        initial_log_variance: float = -9.0,
-        first_layer_max_variance: float = 0.04,
-        global_scale: float = 1e-5,
-        warmup_start: int = 0,
-        warmup_steps: int = 0,
-        scope: Scope = NETWORK,
-        include: Sequence[str] | str = ("*",),
-        exclude: Sequence[str] | str = (),
-        norms: Norms = "own",
-    ) -> None:
-        super().__init__(
-            model,
-            {
-                "num_examples": num_examples,
-                "prior": prior,
-                "num_clusters": num_clusters,
-                "threshold": threshold,
-                "weight_threshold": weight_threshold,
-                "initial_log_variance": initial_log_variance,
-                "first_layer_max_variance": first_layer_max_variance,
-                "global_scale": global_scale,
-                "warmup_start": warmup_start,
-                "warmup_steps": warmup_steps,
-                "scope": scope,
-                "include": include,
-                "exclude": exclude,
-                "norms": norms,
-            },
-        )
-
-    @classmethod
-    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """All that is wrong with these settings."""
-        return [
-            *super().mistakes(settings),
-            *choice_mistakes(settings, {"prior": ("gnj", "ghs")}),
-            *real_mistakes(settings, "weight_threshold", "initial_log_variance"),
-            *number_mistakes(
-                settings, "first_layer_max_variance", "global_scale", least=_LEAST_SCALE
-            ),
-            *_threshold_mistakes(settings.get("threshold")),
-        ]
+    prior: Prior = setting(
+        default="gnj",
+        doc='of the scales: "gnj" (normal-Jeffreys) or "ghs" (horseshoe)',
+        check=is_choice("gnj", "ghs"),
+        kw_only=False,
+    )
+    num_clusters: NumClusters = setting(
+        default=33,
+        doc="K, zero included, or a table from group names to K",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    threshold: Threshold | None = setting(
+        default=None,
+        doc='from where on a group is zero: log alpha ("gnj") or −log mode ("ghs") of its scale; a '
+        "number, or a table from patterns of layer names to numbers, of which the first match "
+        'counts; None is -3 for "gnj" and 2.5 for "ghs"',
+        check=_are_thresholds,
+        kw_only=False,
+    )
+    weight_threshold: float = setting(
+        default=1.0,
+        doc="log alpha from which on a single weight or bias is zero; infinity keeps all weights "
+        "of the groups that live",
+        check=is_any_number,
+        kw_only=False,
+    )
+    initial_log_variance: float = setting(
+        default=-9.0, doc="of every weight, bias and scale at the start", check=is_any_number
+    )
+    first_layer_max_variance: float = setting(
+        default=0.04,
+        doc="the first layer's weights and biases are given no more",
+        check=is_number(least=_LEAST_SCALE),
+    )
+    global_scale: float = setting(
+        default=1e-5,
+        doc='tau, the prior scale of a layer\'s own half-Cauchy scale ("ghs" alone)',
+        check=is_number(least=_LEAST_SCALE),
+    )
 
     def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
-        prior = self.settings["prior"]
-        thresholds = _by_layer(self.settings["threshold"], THRESHOLDS[prior], list(layers))
+        thresholds = _by_layer(self.threshold, THRESHOLDS[self.prior], list(layers))
         return [
             ScaledLayer(
                 name,
                 layer,
                 noisy_bias=self._is_tied(f"{name}.bias"),
-                tau=float(self.settings["global_scale"]) if prior == "ghs" else None,
-                initial_log_variance=float(self.settings["initial_log_variance"]),
+                tau=self.global_scale if self.prior == "ghs" else None,
+                initial_log_variance=self.initial_log_variance,
                 threshold=thresholds[name],
-                weight_threshold=float(self.settings["weight_threshold"]),
+                weight_threshold=self.weight_threshold,
             )
             for name, layer in layers.items()
         ]
@@ -377,18 +355,9 @@ class BayesianCompression(NoisyMethod):
         """Soft: keep the first layer's variances in bounds. Hard: tie again."""
         super().after_step(step)
         if not self.hard:
-            self.layers[0].limit_(float(self.settings["first_layer_max_variance"]))
-
-
-_LEAST_SCALE = 1e-12  # its logarithm is needed
-
-
-def _threshold_mistakes(threshold: Any) -> Iterator[str]:
-    table = threshold if isinstance(threshold, Mapping) else {"": threshold}
-    for pattern, value in table.items():
-        if not is_real(value) and threshold is not None:
-            where = f"threshold.{pattern}" if pattern else "threshold"
-            yield f"{where} must be a number, found {value!r}"
+            first = self.layers[0]
+            assert isinstance(first, ScaledLayer)
+            first.limit_(self.first_layer_max_variance)
 
 
 def _by_layer(threshold: Threshold | None, default: float, names: list[str]) -> dict[str, float]:

@@ -22,80 +22,78 @@ from reefknot.errors import ConfigError
 from reefknot.methods.hooks import Step
 from reefknot.methods.pruned import PruningMethod
 from reefknot.methods.settings import (
-    clusters_mistakes,
-    count_mistakes,
-    number_mistakes,
-    selection_mistakes,
+    are_clusters,
+    are_patterns,
+    is_count,
+    is_number,
+    is_scope,
+    setting,
 )
 from reefknot.methods.tied import NumClusters
 from reefknot.tying.group import Shared
-from reefknot.tying.selection import TENSOR, Norms, Scope, original_name, unwrapped
+from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
 
 Quality = float | Mapping[str, float]
 
 
-class DeepCompression(PruningMethod):
-    """Deep Compression: iterated magnitude pruning, k-means per tensor, summed gradients.
+def _are_qualities(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield from is_number()(name, value)
+        return
+    for pattern, quality in value.items():
+        yield from is_number()(f"{name}.{pattern}", quality)
 
-    Args:
-        model: any module, best a trained one; its state-dict keys stay as they are.
-        num_clusters: values of each tensor, zero included, or a mapping from tensor to number.
-        quality: a weight below quality times the tensor's standard deviation is pruned; a
-            number, or a mapping from name patterns to numbers, of which the first match counts.
-        prune_every: steps between two rounds of pruning; the first is after this many steps.
-        prune_rounds: how many rounds; round r of R prunes with quality·r/R. If training hardens
-            before the last one, that is made up for.
-        scope: which parameters share a codebook: "tensor", "network", or a mapping from group
-            names to name patterns, of which the first match counts.
-        include: patterns of the parameters to compress.
-        exclude: patterns of the parameters to keep exactly; None: all with less than two
-            dimensions, such as biases.
-        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
-            "tied" with everything else, or "kept" exact.
-    """
+
+class DeepCompression(PruningMethod):
+    """Deep Compression: iterated magnitude pruning, k-means per tensor, summed gradients."""
 
     name: ClassVar[str] = "deep_compression"
     shared: ClassVar[Shared] = "sum"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        num_clusters: NumClusters = 64,
-        quality: Quality = 1.0,
-        *,
-        prune_every: int = 1000,
-        prune_rounds: int = 5,
-        scope: Scope = TENSOR,
-        include: Sequence[str] | str = ("*",),
-        exclude: Sequence[str] | str | None = None,
-        norms: Norms = "own",
-    ) -> None:
-        settings = {
-            "num_clusters": num_clusters,
-            "quality": quality,
-            "prune_every": prune_every,
-            "prune_rounds": prune_rounds,
-            "scope": scope,
-            "include": include,
-            "exclude": _vectors(model) if exclude is None else exclude,
-            "norms": norms,
-        }
-        super().__init__(model, settings)
-        self.prune_every, self.prune_rounds = prune_every, prune_rounds
-        self.quality = _quality_by_name(quality, [n for g in self.groups for n in g.members])
+    num_clusters: NumClusters = setting(
+        default=64,
+        doc="values of each tensor, zero included, or a table from tensor to number",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    quality: Quality = setting(
+        default=1.0,
+        doc="a weight below quality times the tensor's standard deviation is pruned; a number, or "
+        "a table from name patterns to numbers, of which the first match counts",
+        check=_are_qualities,
+        kw_only=False,
+    )
+    prune_every: int = setting(
+        default=1000,
+        doc="steps between two rounds of pruning; the first is after this many steps",
+        check=is_count("at least 1", least=1),
+    )
+    prune_rounds: int = setting(
+        default=5,
+        doc="how many rounds; round r of R prunes with quality·r/R; what hardening comes before is "
+        "made up for",
+        check=is_count("at least 1", least=1),
+    )
+    scope: Scope = setting(
+        default=TENSOR,
+        doc='which parameters share a codebook: "tensor", "network", or a table from group names '
+        "to name patterns, of which the first match counts",
+        check=is_scope,
+    )
+    exclude: Sequence[str] | str | None = setting(  # type: ignore[assignment]
+        default=None,
+        doc="patterns of the parameters to keep exactly; None: all with less than two dimensions, "
+        "such as biases",
+        check=are_patterns,
+    )
 
-    @classmethod
-    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """All that is wrong with these settings."""
-        quality = settings.get("quality", 1.0)
-        table = quality if isinstance(quality, Mapping) else {"": quality}
-        qualities = {f"quality.{key}" if key else "quality": v for key, v in table.items()}
-        return [
-            *clusters_mistakes(settings, least=2),
-            *number_mistakes(qualities, *qualities),
-            *count_mistakes(settings, "prune_every", "prune_rounds", least=1, meaning="at least 1"),
-            *selection_mistakes(settings),
-        ]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for group in self.groups for name in group.members]
+        self._quality = _quality_by_name(self.quality, names)
+
+    def _excluded(self) -> Sequence[str] | str:
+        return _vectors(self.model) if self.exclude is None else self.exclude
 
     # -- training ---------------------------------------------------------------------------
 
@@ -112,7 +110,7 @@ class DeepCompression(PruningMethod):
         for group in self.groups:
             for name, parameter in group.members.items():
                 deviation = float(parameter.detach().double().std(correction=0))
-                self._prune(group, name, share * self.quality[name] * deviation)
+                self._prune(group, name, share * self._quality[name] * deviation)
 
     def harden(self) -> None:
         """Prune if a round is still to come; cluster each tensor; freeze the assignment."""

@@ -8,66 +8,27 @@ Unaware   of the training loop, the data and the file.
 The soft phase trains as if the method were not there, and may have no steps at all.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import nn
 
 from reefknot.methods.pruned import PruningMethod
-from reefknot.methods.settings import clusters_mistakes, number_mistakes, selection_mistakes
-from reefknot.methods.tied import NumClusters
+from reefknot.methods.settings import is_number, setting
 from reefknot.tying import ops
 from reefknot.tying.group import Group
-from reefknot.tying.selection import NETWORK, Norms, Scope
 
 
 class MagnitudeKmeans(PruningMethod):
-    """No penalty: keep the largest weights, then k-means.
-
-    Args:
-        model: any module, best a trained one; its state-dict keys stay as they are.
-        num_clusters: K, zero included, or a mapping from group name to K.
-        density: the share of each group's weights that stay; the smallest go.
-        scope: which parameters share a codebook, and a threshold: "network", "tensor", or a
-            mapping from group names to name patterns, of which the first match counts.
-        include: patterns of the parameters to tie.
-        exclude: patterns of the parameters not to tie.
-        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
-            "tied" with everything else, or "kept" exact.
-    """
+    """No penalty: keep the largest weights, then k-means."""
 
     name: ClassVar[str] = "magnitude_kmeans"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        num_clusters: NumClusters = 17,
-        density: float = 0.1,
-        *,
-        scope: Scope = NETWORK,
-        include: Sequence[str] | str = ("*",),
-        exclude: Sequence[str] | str = (),
-        norms: Norms = "own",
-    ) -> None:
-        settings = {
-            "num_clusters": num_clusters,
-            "density": density,
-            "scope": scope,
-            "include": include,
-            "exclude": exclude,
-            "norms": norms,
-        }
-        super().__init__(model, settings)
-        self.density = float(density)
-
-    @classmethod
-    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """All that is wrong with these settings."""
-        found = list(number_mistakes(settings, "density"))
-        if not found and settings.get("density", 1) > 1:
-            found.append(f"density must be at most 1, found {settings['density']!r}")
-        return [*found, *clusters_mistakes(settings, least=2), *selection_mistakes(settings)]
+    density: float = setting(
+        default=0.1,
+        doc="the share of each group's weights that stay; the smallest go",
+        check=is_number(most=1.0),
+        kw_only=False,
+    )
 
     def harden(self) -> None:
         """Prune, cluster the rest by k-means, freeze the assignment."""

@@ -15,16 +15,19 @@ in a `TiedState`; no code outside a method's file asks which method it has.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from reefknot.errors import TyingError
+from reefknot.errors import ConfigError, TyingError
 from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
+from reefknot.methods.settings import described, mistakes_in, setting, settings_of
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.saved import refuse_unknown, saved_count
@@ -34,18 +37,39 @@ log = logging.getLogger("reefknot")
 
 Stats = dict[str, Any]
 Saved = dict[str, Tensor | int | float]
+SizeOf = Callable[[TiedState], int]
 
 
+@dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
+@dataclass(eq=False, repr=False)
 class Method(ABC):
-    """A way to train a network into a `TiedState`. The verbs are those of the design's table."""
+    """A way to train a network into a `TiedState`. The verbs are those of the design's table.
+
+    A subclass declares its settings as fields (`methods/settings.py`), and is a dataclass by that:
+    its constructor takes the model and the settings. `size_of` says how many bytes a state takes up
+    in a file; methods know no other way to find out.
+    """
 
     name: ClassVar[str]
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = unwrapped(model)
+    model: nn.Module = field(kw_only=False)
+    size_of: SizeOf | None = field(default=None, kw_only=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(eq=False, repr=False)(cls)
+        if cls.__doc__ and settings_of(cls) and "Settings:" not in cls.__doc__:
+            cls.__doc__ = f"{cls.__doc__.rstrip()}\n\n{described(cls)}"
+
+    def __post_init__(self) -> None:
+        settings = {f.name: getattr(self, f.name) for f in settings_of(type(self))}
+        if found := self.mistakes(settings):
+            raise ConfigError(*found)
+        self.model = unwrapped(self.model)
         self.step = 0  # rounds of optimizer steps since attach
         self.hard = False
         self.skipped: dict[str, str] = {}  # parameters left as they are, and why
+        self.advances = True  # from phase to phase, by itself
         self._hooks: StepHooks | None = None
         self.prepare(self.model)
 
@@ -54,7 +78,7 @@ class Method(ABC):
     @classmethod
     def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
         """What is wrong with these settings, one sentence each; all of them, not only the first."""
-        return []
+        return list(mistakes_in(cls, settings))
 
     def prepare(self, model: nn.Module) -> None:  # noqa: B027  most methods leave the model alone
         """Change the model before training, if the method must."""
@@ -66,8 +90,8 @@ class Method(ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer is made of: the model's trainable parameters and the method's own.
 
-        A group with a `rate_factor` is trained at the rate of the plan times this factor. A loop
-        that sets its own rates must see to that itself.
+        A group with an `lr_factor` is trained at the learning rate of the plan times this factor. A
+        loop that sets its own learning rates must see to that itself.
         """
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         return [{"params": [*trainable, *self.extra_parameters()]}]
@@ -95,6 +119,28 @@ class Method(ABC):
     @abstractmethod
     def harden(self) -> None:
         """Go from the soft to the hard phase."""
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the model runs on tied values now."""
+        return self.hard
+
+    @property
+    def phase_is_over(self) -> bool:
+        """Whether `advance()` is due; a method without phases of its own waits for `harden()`."""
+        return False
+
+    def advance(self) -> None:
+        """Enter the next phase; attached methods do so by themselves unless `advances` is off."""
+        raise TyingError(f"{type(self).__name__} has no phases of its own; call harden()")
+
+    def lr_factor(self, step: int) -> float:
+        """What the learning rate shall be multiplied with after so many steps."""
+        return 1.0
+
+    def lr_scheduler(self, optimizer: Optimizer) -> LambdaLR:
+        """A torch scheduler with these factors; one `step()` a round."""
+        return LambdaLR(optimizer, self.lr_factor)
 
     @abstractmethod
     def finish(self) -> TiedState:

@@ -12,22 +12,15 @@ optimizer by `extra_parameters`, so that the keys of the state dict stay as they
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from reefknot.errors import TyingError
-from reefknot.methods.method import Saved, Stats
-from reefknot.methods.settings import (
-    clusters_mistakes,
-    count_mistakes,
-    selection_mistakes,
-)
+from reefknot.methods.method import Saved
+from reefknot.methods.settings import is_count, setting
 from reefknot.methods.tied import TyingMethod
-from reefknot.rates import predicted_bytes
 from reefknot.tying.ops import flat
 from reefknot.tying.saved import saved_tensor
 from reefknot.tying.selection import NORM_LAYERS, original_name
@@ -140,35 +133,26 @@ class NoisyMethod(TyingMethod):
     and share values from `harden` on. Any other included parameter is refused.
     """
 
-    def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        super().__init__(model, settings)
-        self.num_examples = int(settings["num_examples"])
-        self.warmup_start = int(settings["warmup_start"])
-        self.warmup_steps = int(settings["warmup_steps"])
+    num_examples: int = setting(
+        doc="the number of training examples, which the KL term is divided by (54000 for mnist "
+        "without its validation set)",
+        check=is_count("a whole number, at least 1", least=1),
+    )
+    warmup_start: int = setting(
+        default=0, doc="steps without the KL", check=is_count("a whole number of steps")
+    )
+    warmup_steps: int = setting(
+        default=0,
+        doc="steps in which its weight then grows to 1",
+        check=is_count("a whole number of steps"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # After all checks, so that a refused model is left as it was.
         self.layers = self._noisy(self._layers())
         for layer in self.layers:
             layer.install()
-
-    @classmethod
-    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """What is wrong with the settings that all noisy methods have."""
-        found = [
-            *clusters_mistakes(settings, least=2),
-            *count_mistakes(
-                settings, "num_examples", least=1, meaning="a whole number, at least 1"
-            ),
-            *count_mistakes(
-                settings, "warmup_start", "warmup_steps", meaning="a whole number of steps"
-            ),
-            *selection_mistakes(settings),
-        ]
-        if "num_examples" not in settings:
-            found.append(
-                "num_examples is missing: the number of training examples, which the KL term is "
-                "divided by (54000 for mnist without its validation set)"
-            )
-        return found
 
     def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
         """The method's own kind of noisy layer for each of these."""
@@ -245,12 +229,6 @@ class NoisyMethod(TyingMethod):
             for name, parameter in layer.learned.items():
                 yield f"noise.{number}.{name}", parameter
 
-    def stats(self) -> Stats:
-        """Density and predicted bytes, soft as well: as hardening now would leave them."""
-        if not self.hard:
-            self._predicted_bytes = None
-        return super().stats()
-
     def _density(self) -> float:
         if self.hard:
             return super()._density()
@@ -258,21 +236,6 @@ class NoisyMethod(TyingMethod):
         alive = self._alive_counts()
         left = sum(alive.get(id(p), int(torch.count_nonzero(p))) for p in trained)
         return left / sum(p.numel() for p in trained)
-
-    def _predict(self) -> int:
-        if self.hard:
-            return super()._predict()
-        alive = self._alive_counts()
-        counts, codebooks, tied = [], 0, 0
-        for group in self.groups:
-            values = group.num_clusters - 1
-            codebooks += group.num_clusters * group.dtype.itemsize
-            for parameter in group.members.values():
-                nonzero = alive.get(id(parameter), parameter.numel())
-                counts.append(np.full(values + 1, nonzero / values))
-                counts[-1][0] = parameter.numel() - nonzero
-                tied += parameter.nbytes
-        return predicted_bytes(counts, codebooks, super()._predict() - tied)
 
     @torch.no_grad()
     def _alive_counts(self) -> dict[int, int]:

@@ -10,10 +10,9 @@ zero; so the weights themselves are masked too, after each step.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reefknot.errors import TyingError
 from reefknot.methods.hooks import Step, dense_grad
@@ -29,8 +28,8 @@ _PREFIX = "pruned."
 class PruningMethod(TyingMethod):
     """A tying method that prunes in the soft phase; zero is then one of each group's values."""
 
-    def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        super().__init__(model, settings)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.pruned: dict[str, Tensor] = {}  # by parameter: True where it stays zero
 
     def before_step(self, step: Step) -> None:
@@ -38,7 +37,7 @@ class PruningMethod(TyingMethod):
         super().before_step(step)
         if self.hard:
             return
-        for _, _, name, parameter in self._held_by(step):
+        for _, _, name, parameter in self.held_by(step):
             grad = dense_grad(name, parameter)
             if grad is not None and name in self.pruned:
                 grad.masked_fill_(self._mask(name, parameter), 0.0)
@@ -48,7 +47,7 @@ class PruningMethod(TyingMethod):
         super().after_step(step)
         if self.hard:
             return
-        for _, _, name, parameter in self._held_by(step):
+        for _, _, name, parameter in self.held_by(step):
             if name in self.pruned:
                 parameter.detach().masked_fill_(self._mask(name, parameter), 0.0)
 

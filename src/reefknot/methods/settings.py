@@ -1,81 +1,141 @@
-"""Sentences about settings that cannot be used; each method puts its checks together of these."""
+"""Settings of methods: each is declared once, as a field of the method's class.
 
+Takes     a default, a sentence, and a check.
+Gives     the signature, the checks, the text of `help()` and of `reefknot methods`, all from there.
+Unaware   of what a setting does.
+
+    class L2(TyingMethod):
+        l2_strength: float = setting(default=1e-4, doc="weight of the penalty", check=is_number())
+"""
+
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from reefknot.state import MAX_CODEBOOK
-from reefknot.tying.selection import NETWORK, TENSOR, Norms
+from reefknot.tying.selection import NETWORK, TENSOR
 
-Settings = Mapping[str, Any]
-
-
-def clusters_mistakes(settings: Settings, *, least: int) -> Iterator[str]:
-    """`num_clusters` is a whole number, or a table from group names to whole numbers."""
-    clusters = settings.get("num_clusters", least)
-    for k in clusters.values() if isinstance(clusters, Mapping) else [clusters]:
-        if not isinstance(k, int) or isinstance(k, bool) or not least <= k <= MAX_CODEBOOK:
-            yield (
-                f"num_clusters must be a whole number from {least} to {MAX_CODEBOOK:,}, found {k!r}"
-            )
+Check = Callable[[str, Any], Iterable[str]]  # name and value to what is wrong with it
 
 
-def number_mistakes(settings: Settings, *keys: str, least: float = 0.0) -> Iterator[str]:
-    """These are finite numbers of at least `least`."""
-    for key in keys:
-        value = settings.get(key, least)
-        whole_or_real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not whole_or_real or not least <= value < math.inf:
-            yield f"{key} must be a number of at least {least:g}, found {value!r}"
+def setting(
+    *,
+    default: Any = dataclasses.MISSING,
+    doc: str,
+    check: Check | None = None,
+    kw_only: bool = True,
+) -> Any:
+    """Declare a setting."""
+    metadata = {"doc": doc, "check": check}
+    return dataclasses.field(default=default, kw_only=kw_only, metadata=metadata)
 
 
-def count_mistakes(
-    settings: Settings,
-    *keys: str,
-    least: int = 0,
-    most: float = math.inf,
-    meaning: str = "a whole number",
-) -> Iterator[str]:
-    """These are whole numbers from `least` to `most`; `meaning` says of what."""
-    for key in keys:
-        value = settings.get(key, least)
+def settings_of(method: type) -> list[dataclasses.Field[Any]]:
+    """The settings of a method, in the order of its signature."""
+    known = [f for f in dataclasses.fields(method) if "doc" in f.metadata]
+    return sorted(known, key=lambda f: bool(f.kw_only))
+
+
+def mistakes_in(method: type, settings: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with each setting by itself."""
+    for field in settings_of(method):
+        if field.name in settings:
+            if field.metadata["check"] is not None and settings[field.name] is not field.default:
+                yield from field.metadata["check"](field.name, settings[field.name])
+        elif field.default is dataclasses.MISSING:
+            yield f"{field.name} is missing: {field.metadata['doc']}"
+
+
+def described(method: type) -> str:
+    """The settings as a part of a docstring."""
+    lines = ["Settings:"]
+    for field in settings_of(method):
+        default = "" if field.default is dataclasses.MISSING else f" [{field.default!r}]"
+        lines.append(f"    {field.name}: {field.metadata['doc']}{default}")
+    return "\n".join(lines)
+
+
+# -- checks ---------------------------------------------------------------------------------
+
+
+def is_number(*, least: float = 0.0, most: float = math.inf, optional: bool = False) -> Check:
+    """A finite number in this range."""
+    bound = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+
+    def check(name: str, value: Any) -> Iterator[str]:
+        if optional and value is None:
+            return
+        if not _is_real(value) or math.isinf(value) or not least <= value <= most:
+            yield f"{name} must be a number {bound}, found {value!r}"
+
+    return check
+
+
+def is_any_number(name: str, value: Any) -> Iterator[str]:
+    """A number of either sign; infinity is one."""
+    if not _is_real(value):
+        yield f"{name} must be a number, found {value!r}"
+
+
+def is_count(
+    meaning: str, *, least: int = 0, most: float = math.inf, optional: bool = False
+) -> Check:
+    """A whole number; `meaning` says of what."""
+
+    def check(name: str, value: Any) -> Iterator[str]:
+        if optional and value is None:
+            return
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            yield f"{key} must be {meaning}, found {value!r}"
+            yield f"{name} must be {meaning}, found {value!r}"
+
+    return check
 
 
-def choice_mistakes(settings: Settings, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Each of these is one of a few words."""
-    for key, allowed in choices.items():
-        if settings.get(key, allowed[0]) not in allowed:
-            yield f"{key} must be one of {', '.join(allowed)}, found {settings[key]!r}"
+def is_choice(*words: str) -> Check:
+    """One of a few words."""
+
+    def check(name: str, value: Any) -> Iterator[str]:
+        if value not in words:
+            yield f"{name} must be one of {', '.join(words)}, found {value!r}"
+
+    return check
 
 
-def selection_mistakes(settings: Settings) -> Iterator[str]:
-    """`scope`, `include`, `exclude`, `norms`: which parameters, and which share a codebook."""
-    yield from choice_mistakes(settings, {"norms": get_args(Norms)})
-    scope = settings.get("scope", NETWORK)
-    if not isinstance(scope, Mapping) and scope not in (NETWORK, TENSOR):
+def are_clusters(least: int, *, auto: bool = False) -> Check:
+    """A whole number, or a table from group names to whole numbers."""
+
+    def check(name: str, value: Any) -> Iterator[str]:
+        if auto and value in ("auto", None):
+            return
+        for k in value.values() if isinstance(value, Mapping) else [value]:
+            if not isinstance(k, int) or isinstance(k, bool) or not least <= k <= MAX_CODEBOOK:
+                known = ' or "auto"' if auto else ""
+                bound = f"a whole number from {least} to {MAX_CODEBOOK:,}{known}"
+                yield f"{name} must be {bound}, found {k!r}"
+
+    return check
+
+
+def are_patterns(name: str, value: Any) -> Iterator[str]:
+    """A name pattern, or several."""
+    several = isinstance(value, Sequence) and all(isinstance(p, str) for p in value)
+    if not isinstance(value, str) and not several:
+        yield f"{name} must be a name pattern or a list of them, found {value!r}"
+
+
+def is_scope(name: str, value: Any) -> Iterator[str]:
+    """Which parameters share a codebook."""
+    if isinstance(value, Mapping):
+        for group, found in value.items():
+            yield from are_patterns(f"{name}.{group}", found)
+    elif value not in (NETWORK, TENSOR):
         yield (
-            f"scope must be {NETWORK!r}, {TENSOR!r} or a table from group names to name patterns, "
-            f"found {scope!r}"
+            f"{name} must be {NETWORK!r}, {TENSOR!r} or a table from group names to name patterns, "
+            f"found {value!r}"
         )
-    groups = scope if isinstance(scope, Mapping) else {}
-    patterns = {f"scope.{group}": found for group, found in groups.items()}
-    patterns |= {key: settings.get(key, ()) for key in ("include", "exclude")}
-    for key, found in patterns.items():
-        if isinstance(found, str):
-            continue
-        if not isinstance(found, Sequence) or not all(isinstance(p, str) for p in found):
-            yield f"{key} must be a name pattern or a list of them, found {found!r}"
 
 
-def real_mistakes(settings: Settings, *keys: str) -> Iterator[str]:
-    """These are numbers, of either sign; infinity is one."""
-    for key in keys:
-        if not is_real(settings.get(key, 0.0)):
-            yield f"{key} must be a number, found {settings[key]!r}"
-
-
-def is_real(value: Any) -> bool:
+def _is_real(value: Any) -> bool:
     """Whether this is a number that can be compared with others."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -12,7 +12,8 @@ that have become alike, moves the mean nearest to zero to zero, and gives each w
 the component that is most responsible for it.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,131 +22,116 @@ from torch import Tensor, nn
 
 from reefknot.methods.hooks import Step, dense_grad
 from reefknot.methods.method import Saved, Stats
-from reefknot.methods.settings import (
-    clusters_mistakes,
-    count_mistakes,
-    number_mistakes,
-    selection_mistakes,
-)
+from reefknot.methods.settings import Check, are_clusters, is_count, is_number, setting
 from reefknot.methods.tied import NumClusters, TyingMethod
 from reefknot.state import MAX_CODEBOOK
 from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.mixture import Components, Gamma, Mixture, merged, most_likely
 from reefknot.tying.saved import saved_tensor
-from reefknot.tying.selection import NETWORK, Norms, Scope
 
 _FACTORS = {
-    "means": "means_rate",
-    "log_precisions": "precisions_rate",
-    "log_weights": "mixing_rate",
+    "means": "means_lr_factor",
+    "log_precisions": "precisions_lr_factor",
+    "log_weights": "mixing_lr_factor",
 }
 _PREFIX = "mixture."
 
 
-class SoftWeightSharing(TyingMethod):
-    """Soft Weight Sharing: a learned mixture of Gaussians as the weights' prior.
+def _is_gamma(name: str, value: Any) -> Iterator[str]:
+    pair = isinstance(value, Sequence) and len(value) == 2
+    if not pair or not all(isinstance(v, int | float) and 0 < v < math.inf for v in value):
+        yield f"{name} must be two numbers above 0, shape and rate, found {value!r}"
 
-    Args:
-        model: any module, best a trained one; its state-dict keys stay as they are.
-        num_clusters: how many values may be left, zero included, or a mapping from group name.
-        num_examples: how many training examples the data loss is the mean of.
-        tau: how much the prior counts against the data.
-        num_components: components of the mixture, the one at zero included.
-        zero_weight: the fixed weight of the component at zero.
-        init_std: the standard deviation that all components begin with.
-        zero_precision_prior: shape and rate of the Gamma prior of the zero component's precision.
-        precision_prior: shape and rate of the Gamma prior of the other precisions.
-        means_rate: the means' learning rate, as a factor of the weights' rate.
-        precisions_rate: the same for the log-precisions.
-        mixing_rate: the same for the log-weights of the components.
-        merge_below: components nearer than this (symmetric KL divergence) are merged in the end.
-        scope: which parameters share a mixture: "network", "tensor", or a mapping from group
-            names to name patterns, of which the first match counts.
-        include: patterns of the parameters to tie.
-        exclude: patterns of the parameters not to tie.
-        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
-            "tied" with everything else, or "kept" exact.
-    """
+
+def _is_between(low: float, high: float) -> Check:
+    def check(name: str, value: Any) -> Iterator[str]:
+        if not isinstance(value, int | float) or not low < value < high:
+            yield f"{name} must be a number above {low:g} and below {high:g}, found {value!r}"
+
+    return check
+
+
+class SoftWeightSharing(TyingMethod):
+    """Soft Weight Sharing: a learned mixture of Gaussians as the weights' prior."""
 
     name: ClassVar[str] = "soft_weight_sharing"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        num_clusters: NumClusters = 17,
-        *,
-        num_examples: int,
-        tau: float = 0.003,
-        num_components: int = 17,
-        zero_weight: float = 0.99,
-        init_std: float = 0.25,
-        zero_precision_prior: Sequence[float] = (5000.0, 2.0),
-        precision_prior: Sequence[float] = (250.0, 0.1),
-        means_rate: float = 0.2,
-        precisions_rate: float = 6.0,
-        mixing_rate: float = 6.0,
-        merge_below: float = 1e-10,
-        scope: Scope = NETWORK,
-        include: Sequence[str] | str = ("*",),
-        exclude: Sequence[str] | str = (),
-        norms: Norms = "own",
-    ) -> None:
-        settings = {
-            "num_clusters": num_clusters,
-            "num_examples": num_examples,
-            "tau": tau,
-            "num_components": num_components,
-            "zero_weight": zero_weight,
-            "init_std": init_std,
-            "zero_precision_prior": zero_precision_prior,
-            "precision_prior": precision_prior,
-            "means_rate": means_rate,
-            "precisions_rate": precisions_rate,
-            "mixing_rate": mixing_rate,
-            "merge_below": merge_below,
-            "scope": scope,
-            "include": include,
-            "exclude": exclude,
-            "norms": norms,
-        }
-        super().__init__(model, settings)
-        self.strength = tau / num_examples
+    num_clusters: NumClusters = setting(
+        default=17,
+        doc="how many values may be left, zero included, or a table from group names to numbers",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    num_examples: int = setting(
+        doc="how many training examples the data loss is the mean of",
+        check=is_count("a whole number, at least 1", least=1),
+    )
+    tau: float = setting(
+        default=0.003,
+        doc="how much the prior counts against the data",
+        check=is_number(),
+    )
+    num_components: int = setting(
+        default=17,
+        doc="components of the mixture, the one at zero included",
+        check=is_count("a number of at least 2", least=2, most=MAX_CODEBOOK),
+    )
+    zero_weight: float = setting(
+        default=0.99,
+        doc="the fixed weight of the component at zero",
+        check=_is_between(0.0, 1.0),
+    )
+    init_std: float = setting(
+        default=0.25,
+        doc="the standard deviation that all components begin with",
+        check=_is_between(0.0, math.inf),
+    )
+    zero_precision_prior: Sequence[float] = setting(
+        default=(5000.0, 2.0),
+        doc="shape and rate of the Gamma prior of the zero component's precision",
+        check=_is_gamma,
+    )
+    precision_prior: Sequence[float] = setting(
+        default=(250.0, 0.1),
+        doc="shape and rate of the Gamma prior of the other precisions",
+        check=_is_gamma,
+    )
+    means_lr_factor: float = setting(
+        default=0.2,
+        doc="the means' learning rate, as a factor of the weights'",
+        check=is_number(),
+    )
+    precisions_lr_factor: float = setting(
+        default=6.0,
+        doc="the same for the log-precisions",
+        check=is_number(),
+    )
+    mixing_lr_factor: float = setting(
+        default=6.0,
+        doc="the same for the log-weights of the components",
+        check=is_number(),
+    )
+    merge_below: float = setting(
+        default=1e-10,
+        doc="components nearer than this (symmetric KL divergence) are merged in the end",
+        check=is_number(),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.strength = self.tau / self.num_examples
         self.mixtures = {
             group.name: Mixture(
                 torch.cat(_rows(group)),
-                num_components,
-                zero_weight=zero_weight,
-                std=init_std,
-                zero_prior=Gamma(*zero_precision_prior),
-                prior=Gamma(*precision_prior),
+                self.num_components,
+                zero_weight=self.zero_weight,
+                std=self.init_std,
+                zero_prior=Gamma(*self.zero_precision_prior),
+                prior=Gamma(*self.precision_prior),
             )
-            for group in self._mixed()
+            for group in self.groups
         }
-
-    @classmethod
-    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """All that is wrong with these settings."""
-        found = [
-            *clusters_mistakes(settings, least=2),
-            *count_mistakes(settings, "num_examples", least=1),
-            *count_mistakes(settings, "num_components", least=2, meaning="a number of at least 2"),
-            *number_mistakes(settings, "tau", "merge_below", *_FACTORS.values()),
-            *selection_mistakes(settings),
-        ]
-        if "num_examples" not in settings:
-            found.append("num_examples is missing: how many training examples there are")
-        if not found and settings.get("num_components", 2) > MAX_CODEBOOK:
-            found.append(f"num_components must be at most {MAX_CODEBOOK:,}")
-        for key in ("zero_precision_prior", "precision_prior"):
-            pair = settings.get(key, (1.0, 1.0))
-            if not _is_gamma(pair):
-                found.append(f"{key} must be two numbers above 0, shape and rate, found {pair!r}")
-        for key, most in (("zero_weight", 1.0), ("init_std", float("inf"))):
-            value = settings.get(key, 0.5)
-            if not isinstance(value, int | float) or not 0 < value < most:
-                found.append(f"{key} must be a number above 0 and below {most:g}, found {value!r}")
-        return found
 
     # -- what is trained --------------------------------------------------------------------
 
@@ -154,14 +140,14 @@ class SoftWeightSharing(TyingMethod):
         return [p for mixture in self.mixtures.values() for p in mixture.parameters.values()]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters, and the mixtures' at rates of their own and without decay."""
+        """The model's parameters; the mixtures' with learning rates of their own, without decay."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         return [
             {"params": trainable},
             *(
                 {
                     "params": [m.parameters[name] for m in self.mixtures.values()],
-                    "rate_factor": float(self.settings[factor]),
+                    "lr_factor": float(getattr(self, factor)),
                     "weight_decay": 0.0,
                 }
                 for name, factor in _FACTORS.items()
@@ -202,7 +188,7 @@ class SoftWeightSharing(TyingMethod):
 
     def _merged(self, group: Group) -> Components:
         components = self.mixtures[group.name].components()
-        return merged(components, group.num_clusters, self.settings["merge_below"])
+        return merged(components, group.num_clusters, self.merge_below)
 
     # -- reading and saving -----------------------------------------------------------------
 
@@ -254,11 +240,3 @@ def _rows(group: Group) -> list[Tensor]:
 
 def _zero(components: Components) -> int:
     return int(np.argmin(np.abs(components.means)))
-
-
-def _is_gamma(pair: Any) -> bool:
-    return (
-        isinstance(pair, Sequence)
-        and len(pair) == 2
-        and all(isinstance(v, int | float) and 0 < v < float("inf") for v in pair)
-    )

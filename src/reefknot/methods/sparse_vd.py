@@ -10,11 +10,11 @@ depends on log alpha = log sigma² − log theta² alone and falls as alpha grow
 the data does not need drown in noise. From `threshold` on they are zero.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reefknot.methods.noisy import (
     Layer,
@@ -25,9 +25,8 @@ from reefknot.methods.noisy import (
     log_alpha,
     log_uniform_kl,
 )
-from reefknot.methods.settings import real_mistakes
+from reefknot.methods.settings import are_clusters, is_any_number, setting
 from reefknot.methods.tied import NumClusters
-from reefknot.tying.selection import NETWORK, Norms, Scope
 
 CLIP = 8.0  # of log alpha in the KL: beyond it nothing is gained
 
@@ -63,65 +62,36 @@ class DropoutLayer(NoisyLayer):
 
 
 class SparseVD(NoisyMethod):
-    """Sparse Variational Dropout: a learned noise for each weight, noisy weights are zero.
-
-    Args:
-        model: its layers with noise are Linear, Conv1d, Conv2d and Conv3d; norms and biases are
-            only tied; a parameter elsewhere must be excluded. State-dict keys stay as they are.
-        num_examples: training examples; the KL is divided by it.
-        num_clusters: K, zero included, or a mapping from group name to K.
-        threshold: log alpha from which on a weight is zero.
-        initial_log_variance: log sigma² of every weight at the start.
-        warmup_start: steps without the KL.
-        warmup_steps: steps in which its weight then grows to 1.
-        scope: which parameters share a codebook: "network", "tensor", or a mapping from group
-            names to name patterns, of which the first match counts.
-        include: patterns of the parameters to treat and tie.
-        exclude: patterns of the parameters to leave as they are.
-        norms: scales and shifts of norm layers: with a codebook of their "own" and never pruned,
-            "tied" with everything else, or "kept" exact.
-    """
+    """Sparse Variational Dropout: a learned noise for each weight, noisy weights are zero."""
 
     name: ClassVar[str] = "sparse_vd"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        num_examples: int,
-        num_clusters: NumClusters = 33,
-        threshold: float = 3.0,
-        initial_log_variance: float = -10.0,
-        *,
-        warmup_start: int = 0,
-        warmup_steps: int = 0,
-        scope: Scope = NETWORK,
-        include: Sequence[str] | str = ("*",),
-        exclude: Sequence[str] | str = (),
-        norms: Norms = "own",
-    ) -> None:
-        super().__init__(
-            model,
-            {
-                "num_examples": num_examples,
-                "num_clusters": num_clusters,
-                "threshold": threshold,
-                "initial_log_variance": initial_log_variance,
-                "warmup_start": warmup_start,
-                "warmup_steps": warmup_steps,
-                "scope": scope,
-                "include": include,
-                "exclude": exclude,
-                "norms": norms,
-            },
-        )
-
-    @classmethod
-    def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """All that is wrong with these settings."""
-        found = super().mistakes(settings)
-        found += real_mistakes(settings, "threshold", "initial_log_variance")
-        return found
+    num_clusters: NumClusters = setting(
+        default=33,
+        doc="K, zero included, or a table from group names to K",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    threshold: float = setting(
+        default=3.0,
+        doc="log alpha from which on a weight is zero",
+        check=is_any_number,
+        kw_only=False,
+    )
+    initial_log_variance: float = setting(
+        default=-10.0,
+        doc="log sigma² of every weight at the start",
+        check=is_any_number,
+        kw_only=False,
+    )
 
     def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
-        own = {key: float(self.settings[key]) for key in ("threshold", "initial_log_variance")}
-        return [DropoutLayer(name, layer, **own) for name, layer in layers.items()]
+        return [
+            DropoutLayer(
+                name,
+                layer,
+                initial_log_variance=self.initial_log_variance,
+                threshold=self.threshold,
+            )
+            for name, layer in layers.items()
+        ]

@@ -7,7 +7,7 @@ Unaware   of how a method brings its weights to their clusters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self, get_args
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from torch.optim import SGD, Optimizer
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
+from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.hooks import Step, dense_grad, trained_by
 from reefknot.methods.method import Method, Saved, Stats, log
-from reefknot.rates import predicted_bytes
+from reefknot.methods.settings import are_clusters, are_patterns, is_choice, is_scope, setting
 from reefknot.state import Codebook, TiedState
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.group import Group, Shared
-from reefknot.tying.selection import NETWORK, original_name, select
+from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
 NumClusters = int | Mapping[str, int]
 
@@ -40,29 +41,51 @@ class TyingMethod(Method):
     shared: ClassVar[Shared] = "mean"
     has_zero_cluster: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        found = self.mistakes(settings)
-        if found:
-            raise ConfigError(*found)
-        self.settings = dict(settings)
-        self._predicted_bytes: int | None = None
-        super().__init__(model)
+    num_clusters: NumClusters = setting(
+        default=17,
+        doc="K, zero included, or a table from group names to K",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    scope: Scope = setting(
+        default=NETWORK,
+        doc='which parameters share a codebook: "network", "tensor", or a table from group names '
+        "to name patterns, of which the first match counts",
+        check=is_scope,
+    )
+    include: Sequence[str] | str = setting(
+        default="*", doc="patterns of the parameters to tie", check=are_patterns
+    )
+    exclude: Sequence[str] | str = setting(
+        default=(), doc="patterns of the parameters not to tie", check=are_patterns
+    )
+    norms: Norms = setting(
+        default="own",
+        doc='scales and shifts of norm layers: with a codebook of their "own" and never pruned, '
+        '"tied" with everything else, or "kept" exact',
+        check=is_choice(*get_args(Norms)),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._predicted_bytes: int | None = None  # None: to be asked again
         selection = select(
             self.model,
-            include=_patterns(settings.get("include", "*")),
-            exclude=_patterns(settings.get("exclude", ())),
-            scope=settings.get("scope", NETWORK),
-            norms=settings.get("norms", "own"),
+            include=_patterns(self.include),
+            exclude=_patterns(self._excluded()),
+            scope=self.scope,
+            norms=self.norms,
         )
         self.skipped = dict(selection.skipped)
-        clusters = _clusters_by_group(settings["num_clusters"], list(selection.groups))
+        clusters = _clusters_by_group(self._first_clusters(), list(selection.groups))
         self.groups = [
             Group(
                 name,
                 members,
                 clusters[name],
-                settings.get("distance", "l2"),
+                self._distance(),
                 sparse=self.has_zero_cluster and name not in selection.dense,
+                most_clusters=self._most_clusters(),
             )
             for name, members in selection.groups.items()
         ]
@@ -73,6 +96,19 @@ class TyingMethod(Method):
             log.warning(
                 "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
             )
+
+    def _excluded(self) -> Sequence[str] | str:
+        return self.exclude
+
+    def _distance(self) -> Distance:
+        return "l2"
+
+    def _first_clusters(self) -> NumClusters:
+        return self.num_clusters
+
+    def _most_clusters(self) -> int | None:
+        """How many K may grow to, where the method chooses it."""
+        return None
 
     # -- training ---------------------------------------------------------------------------
 
@@ -97,30 +133,40 @@ class TyingMethod(Method):
         """Hard phase: all weights of a cluster get the same gradient."""
         self._follow_members()
         super().before_step(step)
-        if not self.hard or (self.shared == "mean" and type(step.optimizer) is SGD):
-            return  # the mean of the steps of SGD is the step of the mean
-        for group, grads in self._grads(step):
-            group.share_gradients_(grads, self.shared)
+        if self.hard:
+            self.share_gradients(step)
 
     def after_step(self, step: Step) -> None:
         """Hard phase: tie again."""
         self._follow_members()
         super().after_step(step)
         if self.hard:
-            for group in self.groups:
-                group.retie()
+            self.retie()
 
-    def _held_by(self, step: Step) -> Iterator[tuple[float, Group, str, nn.Parameter]]:
-        """The tied parameters that the stepping optimizer moves, with their rates."""
+    def share_gradients(self, step: Step) -> None:
+        """Give all weights of a cluster the gradient that it has in the mean, or in sum."""
+        if self.shared == "mean" and type(step.optimizer) is SGD:
+            return  # the mean of the steps of SGD is the step of the mean
+        for group, grads in self.gradients(step):
+            group.share_gradients_(grads, self.shared)
+
+    def retie(self) -> None:
+        """Each weight to the mean of its cluster."""
+        for group in self.groups:
+            group.retie()
+        self._predicted_bytes = None
+
+    def held_by(self, step: Step) -> Iterator[tuple[float, Group, str, nn.Parameter]]:
+        """The tied parameters that the stepping optimizer moves, with their learning rates."""
         for param_group in step.optimizer.param_groups:
             for parameter in param_group["params"]:
                 if parameter in self._home:
                     yield float(param_group["lr"]), *self._home[parameter], parameter
 
-    def _grads(self, step: Step) -> Iterator[tuple[Group, dict[str, Tensor]]]:
+    def gradients(self, step: Step) -> Iterator[tuple[Group, dict[str, Tensor]]]:
         """For each group the gradients of those of its members that the optimizer will move."""
         found: dict[str, dict[str, Tensor]] = {}
-        for _, group, name, parameter in self._held_by(step):
+        for _, group, name, parameter in self.held_by(step):
             grad = dense_grad(name, parameter)
             if grad is not None:
                 found.setdefault(group.name, {})[name] = grad
@@ -170,9 +216,9 @@ class TyingMethod(Method):
                 )
             group.move_centers(self._written(group))
         self.detach()
-        return self._tied_state()
+        return self.tied_state()
 
-    def _tied_state(self) -> TiedState:
+    def tied_state(self) -> TiedState:
         """The clusters as they are now, with the values that are written."""
         codebooks: list[Codebook] = []
         tied: dict[str, tuple[int, np.ndarray]] = {}
@@ -223,6 +269,7 @@ class TyingMethod(Method):
         return super().stats() | {
             "density": self._density(),
             "predicted_bytes": self._predicted_bytes,
+            "num_clusters": max(group.num_clusters for group in self.groups),
             "centers": {group.name: group.centers.tolist() for group in started},
             "counts": {group.name: group.counts.tolist() for group in started},
             "spreads": {group.name: group.spreads().tolist() for group in started},
@@ -244,21 +291,18 @@ class TyingMethod(Method):
         """Which clusters of a group are not zero."""
         return group.centers != 0
 
+    def file_bytes(self) -> int:
+        """What a file of the clusters as they are now would take up."""
+        if self.size_of is None:
+            raise TyingError("this method was made without `size_of`, so it knows no file's size")
+        return self.size_of(self.tied_state())
+
     def _predict(self) -> int:
-        waiting = {p for g in self.groups if not g.assignments for p in g.members.values()}
-        kept = sum(
-            tensor.nbytes
-            for tensor in set(filter(_is_tensor, self.model.state_dict(keep_vars=True).values()))
-            if tensor not in self._home or tensor in waiting
-        )
-        started = [group for group in self.groups if group.assignments]
-        counts = [counts for group in started for _, counts in group.tensor_counts()]
-        codebooks = sum(len(group.centers) * group.dtype.itemsize for group in started)
-        return predicted_bytes(counts, codebooks, kept)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)  # a module may save something else
+        """The size of the file; before there are clusters, that of the tensors as they are."""
+        if self.size_of is not None and all(group.assignments for group in self.groups):
+            return self.file_bytes()
+        tensors = self.model.state_dict(keep_vars=True).values()
+        return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
 
 def _patterns(patterns: Sequence[str] | str) -> list[str]:

@@ -17,7 +17,9 @@ from reefknot.report.wording import count, mapping, number, numbers, percent, pl
 
 MAX_CURVES = 64  # in one figure of centers
 
-PHASES = {"soft": "soft tying", "hard": "hard tying", "train": "training"}
+PHASES = {"soft": "soft tying", "hard": "hard tying"}  # others are called what they are
+FROZEN = ("hard", "frozen")  # phases in which no weight changes its cluster
+UNNAMED = ("", "train")  # phases of a run that has only one
 
 
 class Phase(NamedTuple):
@@ -81,12 +83,23 @@ def _chart(
         log=log,
         height=height,
     )
-    found = phases(metrics)
-    if len(found) > 1 or (found and found[0].name in ("soft", "hard")):
-        for phase in found:
+    for place, phase in enumerate(phases(metrics)):
+        if phase.name not in UNNAMED:
             name = PHASES.get(phase.name, phase.name)
-            chart.phase(phase.start, phase.end, name, shaded=phase.name == "hard")
+            start = phase.start if place else chart.x.low
+            chart.phase(start, phase.end, name, shaded=phase.name in FROZEN)
     return chart
+
+
+def phases_told(metrics: Metrics) -> str:
+    """The names of the phases in order, for those that are too short for a name in a chart."""
+    names = list(dict.fromkeys(phase.name for phase in phases(metrics)))
+    told = [
+        PHASES.get(name, name) + (" (shaded)" if name in FROZEN else "")
+        for name in names
+        if name not in UNNAMED
+    ]
+    return ", ".join(told)
 
 
 def _curve(
@@ -166,9 +179,12 @@ def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -
 
 def _tying(metrics: Metrics, file_bytes: float | None) -> list[Figure | None]:
     """How the assignments settle, and what that does to the size."""
-    if file_bytes is not None and file_bytes <= 0:
-        file_bytes = None
-    told = f"; dashed: the file, {count(file_bytes)} bytes" if file_bytes else ""
+    target, density = (_last(metrics, key) for key in ("target_bytes", "target_density"))
+    size, dashed = (target, "target") if target else (file_bytes, "file")
+    if size is not None and size <= 0:
+        size = None
+    in_bytes = f"; dashed: the {dashed}, {count(size)} bytes" if size else ""
+    in_percent = f"; dashed: the target, {share(density)}" if density else ""
     return [
         _curve(
             metrics,
@@ -178,16 +194,30 @@ def _tying(metrics: Metrics, file_bytes: float | None) -> list[Figure | None]:
             shown=_share,
             factor=100.0,
         ),
-        _curve(metrics, "density", "Density", "percent not zero", shown=_share, factor=100.0),
+        _curve(
+            metrics,
+            "density",
+            "Density",
+            f"percent not zero{in_percent}",
+            shown=_share,
+            factor=100.0,
+            level=100 * density if density else None,
+        ),
         _curve(
             metrics,
             "predicted_bytes",
             "Predicted size",
-            f"bytes, estimated while training{told}",
+            f"bytes, while training{in_bytes}",
             shown=lambda v: plain(v, 4) if v < 1e5 else f"{plain(v / 1e3, 3)}k",
-            level=file_bytes,
+            level=size,
         ),
     ]
+
+
+def _last(metrics: Metrics, key: str) -> float | None:
+    """The last number above zero that is told under a name."""
+    told = (number(line.get(key)) for line in reversed(metrics))
+    return next((value for value in told if value is not None and value > 0), None)
 
 
 def centers(metrics: Metrics) -> list[Figure]:

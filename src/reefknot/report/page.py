@@ -45,13 +45,13 @@ def render(
     lines = curves.in_order(metrics)
     if not tied:  # whatever phase the method was in, it tied nothing
         lines = [{**line, "phase": "train"} for line in lines]
-    hard = any(line.get("phase") == "hard" for line in lines)
+    phases = curves.phases_told(lines)
     main = [
         _header(facts),
         _result(facts, tied=tied),
         _gallery(
             "Training",
-            "Curves over training steps" + ("; the shaded stretch is hard tying." if hard else "."),
+            "Curves over training steps" + (f"; phases: {phases}." if phases else "."),
             curves.training(lines, number(facts.get("file_bytes")), tied=tied),
         ),
         _gallery(

@@ -65,6 +65,7 @@ svg.plot text.end { fill: var(--ink); font-weight: 600; }
 .grid { stroke: var(--grid); stroke-width: 1; }
 .axis { stroke: var(--zero); stroke-width: 1; }
 .level { stroke: var(--b); stroke-width: 1; stroke-dasharray: 4 3; }
+.edge { stroke: var(--zero); stroke-width: 1; stroke-dasharray: 1 3; }
 .phase { fill: var(--a); fill-opacity: .07; }
 .line { fill: none; stroke: var(--a); stroke-width: 1.75; stroke-linejoin: round;
   stroke-linecap: round; }

@@ -156,12 +156,15 @@ class Chart:
         return [run for run in runs if run]
 
     def phase(self, start: float, end: float, name: str, *, shaded: bool) -> None:
-        """A stretch of steps with a name above it."""
+        """A stretch of steps with a name above it; shaded, or with a line where it begins."""
         left, right = self.x(start), self.x(end)
+        foot = _TOP + self._depth
         if shaded:
             self._under.append(
                 tag("rect", class_="phase", x=left, y=_TOP, width=right - left, height=self._depth)
             )
+        elif start > self.x.low:
+            self._under.append(tag("line", class_="edge", x1=left, x2=left, y1=_TOP, y2=foot))
         room = right - left + (_RIGHT if end >= self.x.high else 0.0)  # the margin is empty there
         if room > 7 * len(name):
             # A lone name stands at the left edge, so that two of them line up with their stretch.

@@ -17,8 +17,8 @@ from reefknot.report.wording import DASH, TIMES, count, mapping, number, percent
 STAGES = (
     ("dense_val_error", "Dense network", "validation"),
     ("dense_test_error", "Dense network", "test"),
-    ("val_error_soft", "After soft tying", "validation"),
-    ("val_error_hardened", "After hardening", "validation"),
+    ("val_error_soft", "Before tied values", "validation"),
+    ("val_error_hardened", "Clusters frozen", "validation"),
     ("val_error", "Final", "validation"),
     ("test_error", "Final", "test"),
 )

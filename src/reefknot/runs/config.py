@@ -5,7 +5,6 @@ Gives     a `Config`, or a `ConfigError` with every mistake and the nearest know
 Unaware   of data, models and training; it looks at names and types only.
 """
 
-import difflib
 import inspect
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +12,14 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
+import tomli_w
 import torch
 
-from reefknot.errors import ConfigError
+from reefknot.errors import ConfigError, did_you_mean
 from reefknot.files import read_bytes
-from reefknot.methods import METHODS
+from reefknot.methods import BASELINE
+from reefknot.methods.settings import settings_of
+from reefknot.public import METHODS
 from reefknot.runs.training import Decay, Plan
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -31,6 +33,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 MAX_THREADS = 1024
+SOFT_STEPS, HARD_STEPS = 60_000, 10_000  # the paper's
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,9 @@ class Training:
     `threads = 0` leaves torch's default: one for each physical core, or OMP_NUM_THREADS.
     """
 
-    soft_steps: int = 60_000
-    hard_steps: int = 10_000
+    steps: int | None = None  # of a budget, whose phases share them
+    soft_steps: int | None = None  # without one: 60,000
+    hard_steps: int | None = None  # without one: 10,000
     batch_size: int = 128
     evaluate_every: int = 1_000
     checkpoint_every: int = 5_000
@@ -50,13 +54,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Optimization:
-    """The optimizer, its rate in each phase, and its other options under torch's own names."""
+    """The optimizer, its learning rate, and its other options under torch's own names.
+
+    `decay` is "phases" with a budget (the method's own schedule), otherwise "constant".
+    """
 
     name: str = "adadelta"
-    rate: float = 1.0
-    hard_rate: float | None = None  # as `rate`
-    decay: str = "constant"
-    restarts: Sequence[int] = ()  # steps at which the decay begins anew
+    lr: float = 1.0
+    hard_lr: float | None = None  # as `lr`
+    decay: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,16 +91,38 @@ class Config:
     distillation: Distillation = field(default_factory=Distillation)
 
     @property
+    def method_settings(self) -> dict[str, Any]:
+        """What the method is made with, but for the model."""
+        settings = dict(self.settings)
+        if self._has_budget:
+            settings["steps"] = self.training.steps
+            settings.setdefault("begin", "sparsify" if self.start is None else "trained")
+        return settings
+
+    @property
+    def _has_budget(self) -> bool:
+        return self.training.steps is not None and self.method != BASELINE
+
+    @property
     def plan(self) -> Plan:
-        """The steps and rates of the two phases."""
-        hard_rate = self.optimizer.hard_rate
+        """The steps and learning rates of the phases."""
+        training, optimizer = self.training, self.optimizer
+        soft: int | None
+        if training.steps is None:
+            soft = SOFT_STEPS if training.soft_steps is None else training.soft_steps
+            hard = HARD_STEPS if training.hard_steps is None else training.hard_steps
+            steps, decay = soft + hard, optimizer.decay or "constant"
+        else:
+            steps, decay = training.steps, optimizer.decay or "phases"
+            soft = None if self._has_budget else steps
+            if decay == "phases" and not self._has_budget:
+                decay = "cosine"  # a baseline has no phases
         return Plan(
-            soft_steps=self.training.soft_steps,
-            hard_steps=self.training.hard_steps,
-            rate=self.optimizer.rate,
-            hard_rate=self.optimizer.rate if hard_rate is None else hard_rate,
-            decay=self.optimizer.decay,  # type: ignore[arg-type]  # checked when read
-            restarts=tuple(self.optimizer.restarts),
+            steps=steps,
+            soft_steps=soft,
+            lr=optimizer.lr,
+            hard_lr=optimizer.lr if optimizer.hard_lr is None else optimizer.hard_lr,
+            decay=decay,  # type: ignore[arg-type]  # checked when read
         )
 
 
@@ -140,7 +168,8 @@ def make_config(table: Mapping[str, Any]) -> Config:
     mistakes += _distillation_mistakes(values["distillation"])
     if not -(2**63) <= values.get("seed", 0) < 2**64:
         mistakes.append(f"seed must be a number of 64 bits, found {values['seed']}")
-    mistakes += _method_mistakes(values.get("method"), values.get("settings", {}))
+    steps = values["training"].steps
+    mistakes += _method_mistakes(values.get("method"), values.get("settings", {}), steps)
     mistakes += _optimizer_mistakes(values["optimizer"])
     if mistakes:
         raise ConfigError(*mistakes)
@@ -149,12 +178,16 @@ def make_config(table: Mapping[str, Any]) -> Config:
 
 def to_toml(config: Config) -> str:
     """The configuration as TOML that reads back to itself."""
-    table = asdict(config)
+    table = _filled(asdict(config))
     if not config.distillation.teachers:
         del table["distillation"]
-    if not config.optimizer.restarts:
-        del table["optimizer"]["restarts"]
-    return "\n".join(_toml_lines(table, "")) + "\n"
+    return tomli_w.dumps(table)
+
+
+def _filled(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not set and tables with nothing in them; TOML has no null."""
+    found = {k: _filled(v) if isinstance(v, Mapping) else v for k, v in table.items()}
+    return {key: value for key, value in found.items() if value is not None and value != {}}
 
 
 # -- checking -------------------------------------------------------------------------------
@@ -218,25 +251,30 @@ def _is_texts(value: Any) -> bool:
 
 
 def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:
-    if training.soft_steps + training.hard_steps < 1:
+    parts = (training.soft_steps, training.hard_steps)
+    if training.steps is not None and parts != (None, None):
+        yield "training.steps is for a budget, soft_steps and hard_steps for the rest; choose one"
+    if parts == (0, 0):
         yield "training.soft_steps and training.hard_steps are both 0: there is nothing to do"
     if training.threads > MAX_THREADS:
         yield f"training.threads must be at most {MAX_THREADS}, found {training.threads}"
     for key in ("soft_steps", "hard_steps", "threads"):
-        if getattr(training, key) < 0:
+        if (getattr(training, key) or 0) < 0:
             yield f"training.{key} must be at least 0, found {getattr(training, key)}"
+    if training.steps is not None and training.steps < 1:
+        yield f"training.steps must be at least 1, found {training.steps}"
     for key in ("batch_size", "evaluate_every", "checkpoint_every"):
         if getattr(training, key) < 1:
             yield f"training.{key} must be at least 1, found {getattr(training, key)}"
-    for key in ("rate", "hard_rate"):
+    for key in ("lr", "hard_lr"):
         value = getattr(optimizer, key)
         if value is not None and not 0 <= value < float("inf"):
             yield f"optimizer.{key} must be a number of at least 0, found {value}"
-    steps = training.soft_steps + training.hard_steps
-    for step in optimizer.restarts:
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 < step < steps:
-            yield f"optimizer.restarts must be steps between 0 and {steps}, found {step!r}"
-    if optimizer.decay not in get_args(Decay):
+    if optimizer.hard_lr is not None and training.steps is not None:
+        yield "optimizer.hard_lr goes with training.soft_steps and hard_steps, not with steps"
+    if optimizer.decay == "phases" and training.steps is None:
+        yield 'optimizer.decay = "phases" is the schedule of a budget, which needs training.steps'
+    if optimizer.decay is not None and optimizer.decay not in get_args(Decay):
         decays = ", ".join(get_args(Decay))
         yield f"optimizer.decay must be one of {decays}, found {optimizer.decay!r}"
 
@@ -250,17 +288,26 @@ def _distillation_mistakes(distillation: Distillation) -> Iterable[str]:
         yield f"distillation.weight must be from 0 to 1, found {distillation.weight}"
 
 
-def _method_mistakes(name: Any, settings: Any) -> Iterable[str]:
+def _method_mistakes(name: Any, settings: Any, steps: int | None) -> Iterable[str]:
     if not isinstance(name, str) or not isinstance(settings, Mapping):
         return
     if name not in METHODS:
         yield f"unknown method {name!r}{nearest(name, METHODS)}"
         return
-    allowed = _keywords(METHODS[name]) - {"model"}
+    known = {f.name for f in settings_of(METHODS[name])}
+    allowed = known - {"steps"}  # which [training] tells
     for key in settings:
-        if key not in allowed:
+        if key == "steps" and key in known:
+            yield "steps belongs to [training], not to [settings]"
+        elif key not in allowed:
             yield f"{name} has no setting {key!r}{nearest(key, allowed)}"
-    yield from METHODS[name].mistakes({k: v for k, v in settings.items() if k in allowed})
+    used = {key: value for key, value in settings.items() if key in allowed}
+    if steps is not None and name != BASELINE:
+        if "steps" in known:
+            used["steps"] = steps
+        else:
+            yield f"{name} has no budget; give training.soft_steps and training.hard_steps"
+    yield from METHODS[name].mistakes(used)
 
 
 def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
@@ -288,13 +335,11 @@ def _keywords(kind: type) -> set[str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint at the known name that is most like this one, or at all of them."""
     choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, 1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(choices)}" if choices else "; there are none"
+    listed = f"known are {', '.join(choices)}" if choices else "there are none"
+    return f"; {did_you_mean(name, choices) or listed}"
 
 
-# -- overrides and writing ------------------------------------------------------------------
+# -- overrides ------------------------------------------------------------------------------
 
 
 def _override(table: dict[str, Any], override: str) -> None:
@@ -315,33 +360,3 @@ def _override(table: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {key}: {name!r} is not a table")
         table = inner
     table[last] = value
-
-
-def _toml_lines(table: Mapping[str, Any], prefix: str) -> Iterable[str]:
-    inner = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            inner[key] = value
-        elif value is not None:
-            yield f"{_toml_key(key)} = {_toml_value(value)}"
-    for key, value in inner.items():
-        if value:
-            yield f"\n[{prefix}{_toml_key(key)}]"
-            yield from _toml_lines(value, f"{prefix}{_toml_key(key)}.")
-
-
-def _toml_key(key: str) -> str:
-    bare = key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key)
-    return key if bare else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        special = {'"', "\\", "\x7f"}
-        safe = (f"\\u{ord(c):04x}" if c < " " or c in special else c for c in value)
-        return f'"{"".join(safe)}"'
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    return repr(value)

@@ -7,10 +7,12 @@ Unaware   of what the files hold, but for config.toml, which says whose folder i
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reefknot.errors import ConfigError, FormatError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
@@ -37,7 +39,7 @@ class Claim:
 
     def __init__(self, folder: Path, config: Config, *, resume: bool, force: bool) -> None:
         self.folder = folder
-        self._text = _text(folder, config)
+        self._text = config_text(folder, config)
         self.began = False  # and did not go on
         found = _names(folder)
         self.names = found
@@ -202,12 +204,16 @@ def remove(folder: Path, names: Iterable[str]) -> None:
 def _check_same(folder: Path, text: str) -> None:
     kept = folder / "config.toml"
     try:
-        before = read_bytes(kept).decode()
+        before = _entries(tomllib.loads(read_bytes(kept).decode()))
     except UnicodeDecodeError as error:
         raise FormatError(
             f"{kept} is damaged: it is not UTF-8 (byte {error.start}); add --force to begin anew"
         ) from error
-    changed = sorted(set(before.splitlines()) ^ set(text.splitlines()))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{kept} is damaged: it is not valid TOML ({error}); add --force to begin anew"
+        ) from error
+    changed = sorted(before ^ _entries(tomllib.loads(text)))
     if changed:
         raise ConfigError(
             f"{folder} was begun with another configuration (differing: {'; '.join(changed)}); "
@@ -215,8 +221,17 @@ def _check_same(folder: Path, text: str) -> None:
         )
 
 
-def _text(folder: Path, config: Config) -> str:
-    # Relative paths, so that the folder can be moved with its parent.
+def _entries(table: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """All entries of a configuration, one line each: "optimizer.lr = 0.5"."""
+    found = set()
+    for key, value in table.items():
+        inner = isinstance(value, Mapping)
+        found |= _entries(value, f"{prefix}{key}.") if inner else {f"{prefix}{key} = {value!r}"}
+    return found
+
+
+def config_text(folder: Path, config: Config) -> str:
+    """The configuration as a folder keeps it: paths are relative, so that it can be moved."""
     start = None if config.start is None else os.path.relpath(config.start, folder)
     teachers = [os.path.relpath(path, folder) for path in config.distillation.teachers]
     distillation = replace(config.distillation, teachers=teachers)

@@ -64,12 +64,12 @@ class Journal:
         """Count the data loss of one step."""
         self._loss, self._count = self._loss + loss, self._count + 1
 
-    def measure(self, step: int, *, rate: float, val_error: float, stats: dict[str, Any]) -> Record:
+    def measure(self, step: int, *, lr: float, val_error: float, stats: dict[str, Any]) -> Record:
         """Write one row: the mean data loss since the last one, and how things stand."""
         row = {
             **stats,
             "step": step,
-            "rate": rate,
+            "lr": lr,
             "loss": self._loss / max(self._count, 1),
             "val_error": val_error,
             "seconds": round(self.seconds, 3),

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from reefknot.errors import ConfigError, FormatError, ReefknotError
 from reefknot.files import read_bytes
 from reefknot.loading import load
-from reefknot.methods import METHODS, Method
+from reefknot.methods import Method
+from reefknot.public import METHODS
 from reefknot.runs.checkpoint import read_checkpoint, unlike, write_checkpoint
 from reefknot.runs.config import MAX_THREADS, OPTIMIZERS, Config
 from reefknot.runs.distillation import soft_labels
@@ -75,10 +76,10 @@ def build(config: Config) -> Parts:
             labels = soften(*data.train)
         else:
             relabel = soften
-    method = METHODS[config.method](model, **config.settings)
+    method = METHODS[config.method](model, **config.method_settings)
     optimizer = OPTIMIZERS[config.optimizer.name](
         method.parameter_groups(),
-        lr=config.optimizer.rate,  # type: ignore[call-arg]  # every optimizer of the table has it
+        lr=config.optimizer.lr,  # type: ignore[call-arg]  # every optimizer of the table has it
         **config.optimizer.options,
     )
     return Parts(model, method, optimizer, data, labels, relabel)
@@ -188,8 +189,10 @@ def _saved_mistakes(saved: Any, plan: Plan) -> Iterator[str]:
         yield f"it is of step {step:,}, and the run has {plan.steps:,}"
     if not 0 < threads <= MAX_THREADS:
         yield f"it is of {threads} threads, expected 1 to {MAX_THREADS}"
-    phase = {"step": step, "hard": int(step > plan.soft_steps)}
-    for key, value in phase.items():
+    expected = {"step": step}
+    if plan.soft_steps is not None:
+        expected["hard"] = int(step > plan.soft_steps)
+    for key, value in expected.items():
         found = saved["method"].get(key)
         if type(found) is not int or found != value:
             yield f"the method's {key!r} is {found!r}, expected {value} at step {step:,}"

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from reefknot import __version__
 from reefknot.errors import FormatError
 from reefknot.files import read_bytes, write_atomically
 
@@ -35,5 +36,5 @@ def read_record(folder: Path) -> Record:
 
 def versions() -> dict[str, str]:
     """Of Python, of this package and of what the results depend on."""
-    names = ("reefknot", "torch", "numpy", "numba")
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
+    others = {name: version(name) for name in ("torch", "numpy", "numba")}
+    return {"python": platform.python_version(), "reefknot": __version__} | others

@@ -84,6 +84,7 @@ def run(
         compared = _parent_errors(config, parts)
         if saved:
             restore(folder / "checkpoint.safetensors", saved, parts)
+        parts.method.attach(parts.optimizer)  # which refuses a size that cannot be had
         claim.take()  # only now: a mistake found so far changes nothing
         if baseline:
             compared = _trained_baseline(config, folder, display)
@@ -158,7 +159,6 @@ def _train(
 ) -> TiedState:
     """Train from `step` completed steps on."""
     model, method, optimizer, data = parts.model, parts.method, parts.optimizer, parts.data
-    method.attach(optimizer)
     plan, training = config.plan, config.training
     batches = Batches(
         data.train.inputs,
@@ -182,16 +182,18 @@ def _train(
     try:
         with _stop_signal() as stop:
             for progress in train(model, method, optimizer, batches, plan, step=step):
-                if progress.event == "soft":
-                    notes["val_error_soft"] = error_percent(model, *data.validation)
-                elif progress.event == "hardened":
-                    notes["val_error_hardened"] = error_percent(model, *data.validation)
+                if progress.event == "leaving":
+                    if not method.is_tied:
+                        notes["val_error_soft"] = error_percent(model, *data.validation)
+                elif progress.event == "entered":
+                    if method.hard:
+                        notes["val_error_hardened"] = error_percent(model, *data.validation)
                 else:
                     journal.add_loss(progress.loss)
                     if progress.step % training.evaluate_every == 0 or progress.step == plan.steps:
                         row = journal.measure(
                             progress.step,
-                            rate=plan.rate_at(progress.step - 1),
+                            lr=progress.lr,
                             val_error=error_percent(model, *data.validation),
                             stats=method.stats(),
                         )
@@ -210,7 +212,7 @@ def _train(
     except DivergedError as error:
         where = f"step {last_saved:,} in {journal.folder}" if last_saved else "none"
         raise DivergedError(
-            f"{error}; last good checkpoint: {where}. Try a lower optimizer.rate, or lower "
+            f"{error}; last good checkpoint: {where}. Try a lower optimizer.lr, or lower "
             "strengths in [settings]"
         ) from error
     return method.finish()

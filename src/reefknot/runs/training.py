@@ -1,13 +1,15 @@
 """The one training loop.
 
-Takes     a model, a method attached to its optimizer, batches, and a plan of steps and rates.
-Gives     a generator that pauses after every step and around hardening, so that whoever drives it
-          can measure, save or stop there.
+Takes     a model, a method attached to its optimizer, batches, and a plan: how many steps, at which
+          learning rates.
+Gives     a generator that pauses after every step and around each change of phase, so that whoever
+          drives it can measure, save or stop there.
 Paper     section 3: soft tying for a budget of steps, then hard tying.
 Unaware   of which method it runs, of files and of progress bars.
 
-Everything that decides a step is a function of the step's number (the batch, the rate) or is held
-by the model, the optimizer, the method and torch's random state; saving those four saves it all.
+Everything that decides a step is a function of the step's number (the batch, the learning rate) or
+is held by the model, the optimizer, the method and torch's random state; saving those four saves
+it all.
 """
 
 import copy
@@ -20,13 +22,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, ReefknotError, UserCodeError
 from reefknot.methods import Method
 
-Decay = Literal["constant", "linear", "cosine"]
+Decay = Literal["constant", "linear", "cosine", "phases"]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Relabel = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,31 +37,28 @@ Relabel = Callable[[Tensor, Tensor], Tensor]
 MAX_LOSS = 1e6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long each phase lasts, and the rate at each step.
+    """How many steps there are, and the learning rate at each.
 
-    The rate decays in each phase anew, and also from each of the `restarts`.
+    After `soft_steps` the method is hardened; None leaves that to its own phases. The learning rate
+    decays in the soft and in the hard part anew; with "phases" it is the method's schedule.
     """
 
-    soft_steps: int
-    hard_steps: int
-    rate: float
-    hard_rate: float
+    steps: int
+    soft_steps: int | None
+    lr: float
+    hard_lr: float
     decay: Decay = "constant"
-    restarts: tuple[int, ...] = ()
 
-    @property
-    def steps(self) -> int:
-        """Steps of both phases."""
-        return self.soft_steps + self.hard_steps
-
-    def rate_at(self, step: int) -> float:
-        """The rate for the step that follows `step` completed ones."""
-        edges = [0, self.soft_steps, self.steps, *self.restarts]
-        begin = max(edge for edge in edges if edge <= step)
-        end = min(edge for edge in edges if edge > step)
-        top = self.rate if step < self.soft_steps else self.hard_rate
+    def lr_at(self, step: int, method: Method) -> float:
+        """The learning rate for the step that follows `step` completed ones."""
+        if self.decay == "phases":
+            return self.lr * method.lr_factor(step)
+        soft_steps = self.steps if self.soft_steps is None else self.soft_steps
+        is_soft = step < soft_steps
+        top = self.lr if is_soft else self.hard_lr
+        begin, end = (0, soft_steps) if is_soft else (soft_steps, self.steps)
         done = (step - begin) / (end - begin)
         if self.decay == "linear":
             return top * (1 - done)
@@ -106,6 +105,11 @@ class Batches:
             inputs = self.augment(inputs, self._random(number, 1))
         return inputs, labels
 
+    def some_inputs(self, most: int = 100) -> Iterator[Tensor]:
+        """The inputs of the first batches, at most one epoch of them."""
+        for number in range(min(most, self.per_epoch)):
+            yield self.before_relabel(number)[0]
+
     def _random(self, number: int, purpose: int) -> torch.Generator:
         """A generator of its own for each epoch's order and each batch's augmentation."""
         mixed = (self.seed * 0x9E3779B97F4A7C15 + number * 2 + purpose) % 2**63
@@ -113,14 +117,17 @@ class Batches:
 
 
 class Progress(NamedTuple):
-    """Where training stands: completed steps, and the data loss of the last one.
+    """Where training stands: completed steps, and data loss and learning rate of the last one.
 
-    `event` is "step" after a step, "soft" before hardening, "hardened" just after it.
+    `event` is "step" after a step, "leaving" before a phase is left, "entered" in the next one;
+    `phase` is what the method calls the phase.
     """
 
-    event: Literal["step", "soft", "hardened"]
+    event: Literal["step", "leaving", "entered"]
     step: int
     loss: float
+    lr: float
+    phase: str
 
 
 def train(
@@ -133,18 +140,26 @@ def train(
     step: int = 0,
 ) -> Iterator[Progress]:
     """Train from `step` completed steps on; the method ends hardened."""
-    loss = math.nan
+    loss = lr = math.nan
+    phase = method.stats()["phase"]
+    method.advances = False  # so that whoever drives this can look in between
     model.train()
     while True:
+        due = method.advance if method.phase_is_over else None
         if step == plan.soft_steps and not method.hard:
-            yield Progress("soft", step, loss)
-            method.harden()
-            refresh_batchnorm(model, batches)
-            yield Progress("hardened", step, loss)
+            due = method.harden
+        if due is not None:
+            yield Progress("leaving", step, loss, lr, phase)
+            due()
+            with blamed_on("estimating batch-norm statistics"):
+                update_batchnorm(model, batches.some_inputs())
+            phase = method.stats()["phase"]
+            yield Progress("entered", step, loss, lr, phase)
         if step >= plan.steps:
             return
+        lr = plan.lr_at(step, method)
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate_at(step) * group.get("rate_factor", 1.0)
+            group["lr"] = lr * group.get("lr_factor", 1.0)
         with blamed_on(f"step {step + 1:,}"):
             inputs, labels = batches[step]
             optimizer.zero_grad()
@@ -158,7 +173,7 @@ def train(
         except DivergedError as error:
             raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
-        yield Progress("step", step, loss)
+        yield Progress("step", step, loss, lr, phase)
 
 
 @contextmanager
@@ -191,22 +206,3 @@ def error_percent(
             wrong += int((outputs.argmax(1) != y).sum())
     model.train(was_training)
     return 100 * wrong / len(labels)
-
-
-def refresh_batchnorm(model: nn.Module, batches: Batches, num_batches: int = 100) -> None:
-    """Estimate batch-norm statistics again: after hardening they belong to other weights."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    was_training = model.training
-    model.train()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain average over all that follow
-    with torch.no_grad(), blamed_on("estimating batch-norm statistics"):
-        for number in range(min(num_batches, batches.per_epoch)):
-            model(batches.before_relabel(number)[0])
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    model.train(was_training)

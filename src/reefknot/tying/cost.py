@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 VALUE_BITS = 3.0  # for sign and magnitude
-TYPICAL_BITS = 9.0  # of a weight with a penalty of exactly `l1_strength`
 _PRIOR = 4.0  # elements of average density that each row and column is thought to have besides
 
 

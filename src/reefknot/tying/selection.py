@@ -6,7 +6,6 @@ Paper     one codebook for the whole network (section 4.3); per tensor as in Dee
 Unaware   of centers and assignments.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from reefknot.errors import ConfigError, TyingError
+from reefknot.errors import ConfigError, TyingError, did_you_mean
 from reefknot.tying.ops import fills_its_memory
 
 Scope = str | Mapping[str, Sequence[str] | str]
@@ -177,8 +176,7 @@ def _check_patterns(names: list[str], patterns: list[str]) -> None:
     mistakes = []
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; names are like {names[:3]}"
-            mistakes.append(f"the pattern {pattern!r} matches no parameter{hint}")
+            hint = did_you_mean(pattern, names) or f"names are like {names[:3]}"
+            mistakes.append(f"the pattern {pattern!r} matches no parameter; {hint}")
     if mistakes:
         raise ConfigError(*mistakes)

@@ -1,181 +1,90 @@
-"""Bring a file from the network: checked, resumed, tried again, and never half there.
+"""Bring a file from the network with `pooch`: checked, tried again, and never half there.
 
-Takes     addresses of the same file, and a function that says what is wrong with a copy.
-Gives     the file under its final name, only once that function has nothing to say.
+Takes     addresses of the same file, and the hash that it must have.
+Gives     the file under its final name, only once its hash is right.
 Unaware   of what is in the file, and of any data set.
+
+`pooch` downloads to a temporary file beside the target and renames it, so that processes that
+fetch the same file at once do each other no harm.
 """
 
-import contextlib
-import http.client
-import logging
-import os
-import shutil
-import tarfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from reefknot.errors import DataError
-from reefknot.zoo.readers import MAX_CONTENT_BYTES
+from reefknot.zoo.readers import read_content
 
-log = logging.getLogger(__name__)
-
-_BLOCK_BYTES = 1 << 16
-_TIMEOUT_SECONDS = 30
-# Client errors that waiting may cure: request timeout, too early, too many requests.
-_PASSING_STATUS = (408, 425, 429)
+_RETRIES = 2  # per address; pooch waits one second, then two
 
 
 def download(
     urls: Sequence[str],
     target: Path,
-    problem: Callable[[Path], str | None],
-    *,
-    attempts: int = 4,
-    back_off_seconds: float = 0.5,
+    known_hash: str,
+    downloader: Callable[[str, str, Any], None] | None = None,
 ) -> None:
     """Make `target` exist and be right, from the first of `urls` that works.
-
-    What has arrived stays in `target` + ".part", where the next attempt, or the next run, goes on.
 
     Args:
         urls: addresses of the same content, the preferred one first.
         target: where the file goes; its folder is made.
-        problem: looks at a complete file; gives None, or what is wrong with it.
-        attempts: per address; a wrong or missing file is not asked for twice.
-        back_off_seconds: wait before the second attempt, twice as long before each further one.
+        known_hash: SHA-256 of the file, or "algorithm:hash".
+        downloader: brings one file, as pooch asks for it; None for plain HTTP.
 
     Raises:
         DataError: naming each address and why it failed.
     """
-    part = target.with_name(target.name + ".part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {target.parent}: {error.strerror}") from None
+    import pooch
+
     failures = []
-    with _only_process_in(target.parent):
-        if target.is_file() and problem(target) is None:
-            return  # another process brought it while we waited
-        for url in urls:
-            log.info("downloading %s", url)
-            failure = _try_url(url, part, problem, attempts, back_off_seconds)
-            if failure is None:
-                part.replace(target)
-                return
-            failures.append(f"{url} ({failure})")
+    for url in urls:
+        fetcher = pooch.create(
+            path=target.parent,
+            base_url="",
+            registry={target.name: known_hash},
+            urls={target.name: url},
+            retry_if_failed=_RETRIES,
+        )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fetcher.fetch(target.name, downloader=downloader)
+            return
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            reason = error.strerror or "permission denied"
+            raise DataError(f"cannot use the folder {target.parent}: {reason}") from None
+        except (OSError, ValueError) as error:  # what requests raises is an OSError
+            failures.append(f"{url} ({_reason(error)})")
     raise DataError(f"cannot download {target.name}: tried {', '.join(failures)}")
 
 
-def _try_url(
-    url: str,
-    part: Path,
-    problem: Callable[[Path], str | None],
-    attempts: int,
-    back_off_seconds: float,
-) -> str | None:
-    """Complete `part` from one address; None if it is right, else why it is not."""
-    failure = "not tried"
-    for attempt in range(attempts):
-        if attempt:
-            time.sleep(back_off_seconds * 2 ** (attempt - 1))
-        try:
-            resumed = _append(url, part)
-        except urllib.error.HTTPError as error:
-            error.close()
-            failure = f"HTTP {error.code} {error.reason}"
-            if 400 <= error.code < 500 and error.code not in _PASSING_STATUS:
-                return failure
-            continue
-        except (OSError, http.client.HTTPException) as error:
-            failure = str(getattr(error, "reason", error)) or type(error).__name__
-            continue
-        wrong = problem(part)
-        if wrong is None:
-            return None
-        failure = wrong
-        part.unlink()
-        # A file whose start came from elsewhere deserves a fresh try; a whole one is just wrong.
-        if not resumed:
-            break
-    return failure
+def gunzipped(url: str, output_file: str, pooch: Any) -> None:
+    """A downloader that unpacks gzip data, so that pooch checks the content and keeps that."""
+    from pooch import HTTPDownloader
 
-
-def _append(url: str, part: Path) -> bool:
-    """Fetch what `part` still lacks; True if it went on from bytes that were there before."""
-    have_bytes = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "reefknot", "Accept-Encoding": "identity"}
-    if have_bytes:
-        headers["Range"] = f"bytes={have_bytes}-"
+    HTTPDownloader()(url, output_file, pooch)
+    path = Path(output_file)
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
-        )
-    except urllib.error.HTTPError as error:
-        if have_bytes and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            error.close()
-            return True  # nothing comes after what we have: complete, or wrong
-        raise
-    with response:
-        span = response.headers.get("Content-Range", "")
-        resumed: bool = response.status == 206 and span.startswith(f"bytes {have_bytes}-")
-        if response.status == 206 and not resumed:
-            part.unlink(missing_ok=True)
-            raise ConnectionError(f"asked for bytes from {have_bytes}, was offered {span!r}")
-        length = response.headers.get("Content-Length")
-        arrived_bytes = 0
-        with part.open("ab" if resumed else "wb") as file:
-            while block := response.read(_BLOCK_BYTES):
-                file.write(block)
-                arrived_bytes += len(block)
-                if arrived_bytes > MAX_CONTENT_BYTES:
-                    raise ConnectionError(f"sends more than {MAX_CONTENT_BYTES:,} bytes")
-    # http.client ends a read in blocks quietly when the connection drops.
-    if length is not None and arrived_bytes < int(length):
-        raise ConnectionError(f"connection dropped after {arrived_bytes:,} of {length} bytes")
-    return resumed
+        path.write_bytes(read_content(path))
+    except DataError as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
 
 
-def extract(archive: Path, wanted: Mapping[str, Path]) -> None:
-    """Copy members of a gzipped tar file to the paths given for them, and touch nothing else.
+def untar(archive: Path) -> None:
+    """Unpack a tar file whose hash was checked into the folder it is in."""
+    from pooch import Untar
 
-    Only regular files with exactly these names are read, and no name, link, owner or permission
-    in the archive decides where anything is written.
+    Untar(extract_dir=".")(str(archive), "download", None)
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what went wrong, without the names of requests' and urllib3's layers.
+
+    >>> _reason(OSError("404 Client Error: Not Found for url: http://here/file"))
+    '404 Client Error: Not Found'
     """
-    missing = set(wanted)
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                if member.name not in wanted or not member.isreg():
-                    continue
-                if member.size > MAX_CONTENT_BYTES:
-                    raise DataError(f"{archive.name}: {member.name} is too large ({member.size:,})")
-                source = tar.extractfile(member)
-                assert source is not None  # it is a regular file
-                with source, wanted[member.name].open("wb") as file:
-                    shutil.copyfileobj(source, file)
-                missing.discard(member.name)
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError(f"{archive}: not a readable tar.gz file ({error})") from None
-    if missing:
-        raise DataError(f"{archive}: lacks {', '.join(sorted(missing))}")
-
-
-@contextlib.contextmanager
-def _only_process_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time download into a folder, where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two first runs at once may have to try again
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems have no locks; the checksum still guards the result.
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    inner: Any = error
+    while isinstance(inner, Exception):
+        reason = getattr(inner, "reason", None) or getattr(inner, "strerror", None)
+        inner = reason or (*inner.args, type(inner).__name__)[0]
+    return str(inner).rpartition("): ")[2].partition(" for url: ")[0].partition(". ")[0]

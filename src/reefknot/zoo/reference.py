@@ -5,7 +5,6 @@ Gives     the function; a mistake is a `ConfigError` that suggests the nearest n
 Unaware   of what the function does: the same code serves networks and data sets.
 """
 
-import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, cast
 
-from reefknot.errors import ConfigError
+from reefknot.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -83,9 +82,8 @@ def _import(module_name: str, what: str) -> ModuleType:
 
 
 def _nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
-    close = difflib.get_close_matches(name.lower().replace("_", "-"), known, 1, 0.5)
-    close = close or difflib.get_close_matches(name, known, 1, 0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(name, known)
+    return f" ({hint})" if hint else ""
 
 
 def _place(module: ModuleType) -> str:

@@ -145,7 +145,7 @@ def test_looking_at_the_figures_before_attaching_changes_nothing():
         results.append((tie.groups[0].centers.tolist(), last["kmeans_penalty"]))
     assert results[0] == results[1]
     assert last["predicted_bytes"] < stats["predicted_bytes"]
-    size = {"relax_from": 1, "through_from": 1, "relax_steps": 5, "target_bytes": 100}
+    size = {"target_bytes": 100, "steps": 50}
     impossible = SparseAPT(net(), exclude="0.weight", **size)
     impossible.stats()
     with pytest.raises(ConfigError, match="target_bytes is 100"):

@@ -169,7 +169,9 @@ def test_infinity_keeps_all_weights_of_the_groups_that_live():
 def test_inputs_that_the_data_does_not_need_go_as_groups(prior, threshold):
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
-    method = BayesianCompression(model, 200, prior, threshold=threshold, weight_threshold=math.inf)
+    method = BayesianCompression(
+        model, num_examples=200, prior=prior, threshold=threshold, weight_threshold=math.inf
+    )
     parameters = [*model.parameters(), *method.extra_parameters()]
     optimizer = torch.optim.Adam(parameters, lr=0.05)
     method.attach(optimizer)
@@ -202,10 +204,13 @@ def test_the_first_layers_variances_are_kept_in_bounds():
 
 def test_thresholds_by_layer():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    method = BayesianCompression(model, 10, threshold={"0": -2.8, "*": -5})
+    method = BayesianCompression(model, num_examples=10, threshold={"0": -2.8, "*": -5})
     assert [layer.threshold for layer in method.layers] == [-2.8, -5.0]
-    assert [layer.threshold for layer in BayesianCompression(net(), 10).layers] == [-3.0, -3.0]
-    method = BayesianCompression(net(), 10, prior="ghs")
+    assert [layer.threshold for layer in BayesianCompression(net(), num_examples=10).layers] == [
+        -3.0,
+        -3.0,
+    ]
+    method = BayesianCompression(net(), num_examples=10, prior="ghs")
     assert [layer.threshold for layer in method.layers] == [2.5, 2.5]
 
 

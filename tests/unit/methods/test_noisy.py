@@ -131,7 +131,7 @@ def test_hardening_leaves_plain_layers_that_give_what_evaluation_gave(make):
     assert torch.equal(fresh(INPUTS), model(INPUTS))
 
 
-def test_density_and_size_are_told_while_soft_as_hardening_leaves_them(make):
+def test_density_is_told_while_soft_as_hardening_leaves_it(make):
     model = net()
     method = make(model, num_clusters=5)
     optimizer = attached(model, method)
@@ -140,7 +140,7 @@ def test_density_and_size_are_told_while_soft_as_hardening_leaves_them(make):
     method.harden()
     hard = method.stats()
     assert soft["density"] == hard["density"]
-    assert hard["predicted_bytes"] / 2 < soft["predicted_bytes"] < hard["predicted_bytes"] * 2
+    assert hard["predicted_bytes"] < soft["predicted_bytes"]
 
 
 def test_a_run_goes_on_where_it_was_saved(make):

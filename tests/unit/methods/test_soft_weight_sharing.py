@@ -54,13 +54,13 @@ def test_a_weight_in_another_layout_gets_the_same_pull():
     assert grads[0].abs().max() > 0
 
 
-def test_the_mixture_learns_at_rates_of_its_own():
+def test_the_mixture_learns_at_learning_rates_of_its_own():
     model = net()
-    tie = sharing(model, means_rate=0.5, precisions_rate=3.0, mixing_rate=0.0)
+    tie = sharing(model, means_lr_factor=0.5, precisions_lr_factor=3.0, mixing_lr_factor=0.0)
     optimizer = torch.optim.SGD(tie.parameter_groups(), lr=1.0)
     tie.attach(optimizer)
     mixing = tie.mixtures["network"].log_weights.detach().clone()
-    plan = Plan(soft_steps=3, hard_steps=0, rate=0.1, hard_rate=0.1)
+    plan = Plan(steps=3, soft_steps=3, lr=0.1, hard_lr=0.1)
     for _ in train(model, tie, optimizer, Batches(INPUTS, LABELS, 8, 0), plan):
         pass
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.1, 0.05, 0.3, 0.0])
@@ -121,7 +121,7 @@ def test_all_mistakes_in_settings_are_told_at_once():
         "zero_weight": 1.0,
         "init_std": 0.0,
         "precision_prior": [1.0],
-        "means_rate": "fast",
+        "means_lr_factor": "fast",
     }
     with pytest.raises(ConfigError) as caught:
         SoftWeightSharing(net(), **wrong)

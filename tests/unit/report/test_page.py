@@ -92,7 +92,9 @@ def _metrics() -> list[dict[str, Any]]:
                 "val_error": None if n == 2 else 5.0 - n / 2,
                 "density": 1 / (n + 1),
                 "predicted_bytes": 20_000 - 1000 * n,
-                "rate": 0.001,
+                "target_bytes": 12_000,
+                "target_density": 0.1,
+                "lr": 0.001,
                 "centers": {"network": [-0.2, 0.0, 0.3 + n / 100]},
                 "counts": {"network": [3, 100, 5]},
                 "spreads": {"network": [0.02, 0.0, None]},
@@ -211,7 +213,14 @@ def test_a_dense_run_reports_no_tying(name: str, tmp_path: Path) -> None:
     write_report(folder, open_state(folder / "model.reef"))
     words = _Page((folder / "report.html").read_text(encoding="utf-8")).text
     assert "Validation error" in words
-    for word in ("tying", "ardening", "Shared values", "Rate as papers count", "Predicted size"):
+    for word in (
+        "tying",
+        "tied",
+        "Shared values",
+        "Rate as papers count",
+        "Predicted size",
+        "frozen",
+    ):
         assert word not in words.replace("sparse_apt", "")
 
 
@@ -285,14 +294,91 @@ def test_phases_meet_where_the_first_ends() -> None:
     assert found == [(0, 400, "soft"), (400, 700, "hard")]
 
 
-def test_a_short_last_phase_is_named_too() -> None:
-    """Hard tying is the last thousand of 47,000 steps there."""
-    folder = RECORDS / "2026-11-16_lenet-5-caffe_sparse_apt-1500x_seed0"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+BUDGET = {"sparsify": 66, "recover": 72, "commit": 98, "frozen": 100}  # where each ends
+
+
+def _budget(**target: float) -> list[dict[str, Any]]:
+    """The metrics of a run with a budget, one line a step."""
+    line = {k: v for k, v in _metrics()[0].items() if not k.startswith("target_")} | target
+    return [
+        {**line, "step": s, "phase": next(p for p, end in BUDGET.items() if s <= end),
+         "predicted_bytes": 30_000 / s, "density": 1 / s}
+        for s in range(1, 101)
+    ]  # fmt: skip
+
+
+def test_the_phases_of_a_budget_are_named_and_the_last_one_is_shaded() -> None:
+    page = render(RECORD, _budget(target_bytes=320), None, "")
+    assert curves.phases(curves.in_order(_budget())) == [
+        (1, 66, "sparsify"),
+        (66, 72, "recover"),
+        (72, 98, "commit"),
+        (98, 100, "frozen"),
+    ]
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    drawings = [drawing for drawing in drawings if ">sparsify<" in drawing]
+    assert len(drawings) == 7
+    for drawing in drawings:
+        assert ">commit<" in drawing
+        assert ">frozen<" in drawing  # short, but there is room in the margin
+        assert drawing.count('class="phase"') == 1
+        assert drawing.count('class="edge"') == 2  # where recover and commit begin
+        shade = re.search(r'<rect class="phase" x="([\d.]+)"', drawing)
+        name = re.search(r'x="([\d.]+)"[^>]*>frozen<', drawing)
+        assert shade is not None
+        assert name is not None
+        assert shade[1] == name[1]
+    assert "phases: sparsify, recover, commit, frozen (shaded)." in _Page(page).text
+
+
+def test_a_record_from_before_there_were_phases_reads_soft_and_hard_tying() -> None:
+    """Of a run whose last phase has room for its name only in the margin."""
+    lines = [{**line, "phase": "hard" if line["step"] > 98 else "soft"} for line in _budget()]
     drawings = re.findall(r"<svg.*?</svg>", render({}, lines, None, ""), re.DOTALL)
     named = [">hard tying<" in drawing for drawing in drawings if ">soft tying<" in drawing]
     assert len(named) == 7
     assert all(named)
+    assert "phases: soft tying, hard tying (shaded)." in _page({}, lines).text
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("sparse_apt-33", "phases: soft tying, hard tying (shaded)."),
+        ("sparse_vd", "phases: soft tying."),
+        ("dense-warped", "Curves over training steps."),
+    ],
+)
+def test_committed_records_name_their_phases(name: str, told: str) -> None:
+    folder = RECORDS / f"2026-11-16_lenet-300-100_{name}_seed0"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert told in _Page(render({}, lines, None, "")).text
+
+
+def test_the_size_is_drawn_with_its_target() -> None:
+    found = {f.title: f for f in curves.training(_budget(target_bytes=320), 311.0)}
+    size = found["Predicted size"]
+    assert size.note == "bytes, while training; dashed: the target, 320 bytes, log scale"
+    assert size.body.count('class="level"') == 1
+    without = {f.title: f for f in curves.training(_budget(), 311.0)}["Predicted size"]
+    assert without.note == "bytes, while training; dashed: the file, 311 bytes, log scale"
+    # The line lies at its value: 320 is above 311, so nearer to the top.
+    level = r'class="level"[^>]* y1="([\d.]+)"'
+    high, low = (float(re.search(level, f.body)[1]) for f in (size, without))
+    assert high < low
+
+
+def test_the_density_is_drawn_with_its_target() -> None:
+    found = {f.title: f for f in curves.training(_budget(target_density=0.02), 311.0)}
+    assert found["Density"].body.count('class="level"') == 1
+    assert f"dashed: the target, 2.00{SPACE}%" in found["Density"].note
+    assert "dashed: the file" in found["Predicted size"].note
+
+
+def test_the_stages_are_called_by_what_is_known_then() -> None:
+    words = _page().text.replace(SPACE, " ")
+    assert "Before tied values validation 1.71 %" in words
+    assert "Clusters frozen validation 2.63 %" in words
 
 
 def test_long_runs_stay_small() -> None:

@@ -185,12 +185,12 @@ def test_a_sparse_start_leaves_zeros_alone_and_fits_the_others():
 def test_zeros_are_parted_from_the_others_and_weights_stay():
     weights = nn.Parameter(torch.tensor([0.0, 1.0, 1.2, -0.3, -2.0, -2.2, 0.5, 5.0]))
     group = Group("g", [Named("w", weights)], num_clusters=4)
-    group.part_zeros(0.3)
+    group.part_zeros(0.3, 4)
     assert group.centers.tolist() == pytest.approx([-2.1, 0.0, 0.9, 5.0])
     assert group.assignments["w"].tolist() == [1, 2, 2, 1, 0, 0, 2, 3]
     assert group.counts.tolist() == [2, 2, 3, 1]
     assert weights[3].item() == pytest.approx(-0.3)
-    group.part_zeros(0.0)  # what is zero is no survivor
+    group.part_zeros(0.0, 4)  # what is zero is no survivor
     assert group.counts[group.zero_cluster] == 1
     assert group.magnitudes().tolist() == pytest.approx([0.0, 1.0, 1.2, 0.3, 2.0, 2.2, 0.5, 5.0])
 
@@ -268,7 +268,7 @@ def test_a_group_that_is_not_sparse_is_tied_but_never_zero():
     weights = nn.Parameter(torch.tensor([0.01, 0.0, 1.0, 1.1]))
     for begin in ("start_sparse", "part_zeros"):
         group = Group("norms", [Named("w", weights)], 2, sparse=False)
-        getattr(group, begin)("kmeans" if begin == "start_sparse" else 0.5)
+        group.start_sparse("kmeans") if begin == "start_sparse" else group.part_zeros(0.5, 2)
         grad = torch.zeros(4)
         group.add_pull_({"w": grad}, 0.0, 1.0)
         assert grad.tolist() == [0.0] * 4

@@ -1,4 +1,4 @@
-"""One progress bar: phase, step, loss, validation error, density, predicted size."""
+"""One progress bar: phase, step, loss, validation error, density, size of target, clusters."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from reefknot.runs import training
 
-_PHASES = {"": "training", "train": "training", "soft": "soft tying", "hard": "hard tying"}
+_PHASES = {"": "training", "train": "training"}  # others are shown as they are
 
 
 class ProgressBar:
@@ -47,9 +47,7 @@ class ProgressBar:
 
     def stepped(self, progress: training.Progress) -> None:
         """A step is done; the bar itself is drawn a few times a second."""
-        self._loss = progress.loss
-        if progress.event == "hardened" and self._phase == "soft":
-            self._phase = "hard"
+        self._loss, self._phase = progress.loss, progress.phase
         now = time.monotonic()
         if now - self._shown > 0.1 or progress.event != "step":
             self._shown = now
@@ -79,13 +77,16 @@ class ProgressBar:
     def _text(self) -> str:
         parts = []
         if self._loss is not None:
-            parts.append(f"loss {self._loss:.4f}")
+            parts.append(f"loss {self._loss:.{'4f' if self._loss < 1000 else '3g'}}")
         if (error := self._facts.get("val_error")) is not None:
             parts.append(f"val {error:.2f} %")
         if (density := self._facts.get("density")) is not None:
             parts.append(f"density {density:.4f}")
         if (size := self._facts.get("predicted_bytes")) is not None:
-            parts.append(f"~{size / 1000:,.1f} KB")
+            target = self._facts.get("target_bytes")
+            parts.append(f"{size:,} {f'of {target:,} ' if target else ''}bytes")
+        if clusters := self._facts.get("num_clusters"):
+            parts.append(f"K {clusters}")
         return "  ".join(parts)
 
 

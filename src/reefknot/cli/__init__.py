@@ -1,7 +1,6 @@
 """The command line: parses, calls, prints. Imports are made inside, so that --help is quick."""
 
 import shlex
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import click
 
 from reefknot import __version__
-from reefknot.cli_files import inspect, pack, plain, unpack, verify
+from reefknot.cli.files import inspect, pack, plain, unpack, verify
 from reefknot.errors import ReefknotError, UserCodeError
 
 _DEBUG = "reefknot.debug"
@@ -44,12 +43,12 @@ def main() -> None:
     """Make neural networks small: tied weights, in files that read back bit for bit."""
 
 
-@main.command()
+@main.command(name="demo")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of its own [reefknot-demo].")
 @click.option("--seed", default=0, show_default=True, help="Seed of initialisation and batches.")
-def demo(out: Path | None, seed: int) -> None:
+def show_demo(out: Path | None, seed: int) -> None:
     """Train, tie, pack and check a small network on embedded data, in under a minute."""
-    from reefknot.demo import run_demo
+    from reefknot.cli.demo import run_demo
 
     run_demo(out=out, seed=seed)
 
@@ -77,10 +76,10 @@ def run(
         raise click.UsageError("--resume goes on, --force begins anew: choose one of them.")
     from rich.console import Console
 
-    from reefknot.progress import ProgressBar
+    from reefknot.cli.progress import ProgressBar
+    from reefknot.cli.summary import record_table, unknown_loss
     from reefknot.runs.config import read_config
     from reefknot.runs.run import run as run_config
-    from reefknot.summary import record_table, unknown_loss
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.seed}"
@@ -117,22 +116,27 @@ def report(folder: Path) -> None:
 
 @main.command()
 def methods() -> None:
-    """List the methods and their settings."""
-    from inspect import getdoc, signature
+    """List the methods and their settings, each with its default."""
+    from dataclasses import MISSING
+    from inspect import getdoc
+    from shutil import get_terminal_size
 
-    from reefknot.methods import METHODS
+    from reefknot.methods.settings import settings_of
+    from reefknot.public import METHODS
 
+    width = get_terminal_size().columns
     for name, method in METHODS.items():
         summary = (getdoc(method) or "").splitlines()[0]
-        click.echo(f"{name}: {summary}")
-        for setting in list(signature(method).parameters.values())[1:]:
-            needed = setting.default is setting.empty
-            click.echo(f"    {setting.name} {'is needed' if needed else f'= {setting.default!r}'}")
+        click.echo(click.wrap_text(f"{name}: {summary}", width, subsequent_indent=4 * " "))
+        for setting in settings_of(method):
+            title = setting.name
+            if setting.default is MISSING:
+                title += " (needed)"
+            elif setting.default is not None:  # what nothing means is in the sentence
+                title += f" = {setting.default!r}"
+            line = f"{title}: {setting.metadata['doc']}"
+            click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))
 
 
 for command in (pack, unpack, inspect, verify):
     main.add_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Tied values in front, free weights behind."""
+"""The model runs on tied values, the optimizer moves latent weights."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from reefknot.tying.group import Group
-from reefknot.tying.through import FreeWeights, cheapest, value_bits
+from reefknot.tying.latent import LatentWeights, value_bits
 
 
 def group_of(values, centers, clusters, zero, layout=torch.contiguous_format):
@@ -24,72 +24,68 @@ def group_of(values, centers, clusters, zero, layout=torch.contiguous_format):
 
 def test_bits_of_a_value_follow_its_share_of_the_non_zeros():
     # Half a weight more each: 3.5, 1.5 and 0.5 of 5.5; zeros are not counted.
-    clusters = np.array([0, 0, 0, 1, 1, 1, 1, 2])
-    bits = value_bits(clusters, 4, zero=1)
+    bits = value_bits(np.array([3, 4, 1, 0]), zero=1)
     shares = [3.5 / 5.5, 1.0, 1.5 / 5.5, 0.5 / 5.5]
     assert bits == pytest.approx([-math.log2(share) for share in shares])
 
 
+def test_without_a_zero_cluster_every_value_has_its_share():
+    assert value_bits(np.array([3, 1]), zero=None) == pytest.approx(
+        [-math.log2(3.5 / 5), -math.log2(1.5 / 5)]
+    )
+
+
 @given(
-    st.lists(st.floats(-2, 2), min_size=1, max_size=20),
-    st.lists(st.floats(-2, 2), min_size=1, max_size=6, unique=True),
+    st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=20),
+    st.lists(st.floats(-2, 2, width=32).filter(bool), min_size=1, max_size=6, unique=True),
     st.floats(0, 1),
 )
-def test_each_weight_goes_where_it_is_cheapest(weights, centers, price):
-    weights, centers = np.array(weights), np.array([*sorted(centers), 0.0])
-    zero = len(centers) - 1
-    values = price * np.arange(len(centers), dtype=float)
-    places = price * np.linspace(0, 3, len(weights))
-    costs = [
-        [w * w if k == zero else (w - c) ** 2 + values[k] + place for k, c in enumerate(centers)]
-        for w, place in zip(weights, places, strict=True)
-    ]
-    found = cheapest(weights, centers, zero, values, places)
-    chosen = [row[k] for row, k in zip(costs, found, strict=True)]
-    assert chosen == pytest.approx([min(row) for row in costs])
+def test_each_weight_goes_where_it_is_cheapest(values, centers, price):
+    centers = sorted({*centers, 0.0})
+    zero = centers.index(0.0)
+    other = (zero + 1) % len(centers)
+    group = group_of(values, centers, [other] * len(values), zero)
+    latent = LatentWeights(group)
+    bits, places = value_bits(latent.counts, zero), latent._place_bits.tolist()
+    latent.tie(price)
+    for w, k, place in zip(values, latent.clusters.tolist(), places, strict=True):
+        costs = [
+            w * w if n == zero else (w - c) ** 2 + price * (bits[n] + place)
+            for n, c in enumerate(centers)
+        ]
+        assert costs[k] == pytest.approx(min(costs), abs=1e-5)
 
 
-def test_without_a_zero_cluster_each_weight_goes_to_a_value():
-    weights = nn.Parameter(torch.tensor([0.2, 0.4, 1.0, 1.2]))
-    group = Group("norms", [("w", weights)], 2, sparse=False)
-    group.start("kmeans")
-    free = FreeWeights(group)
-    free.tie(1.0)  # a price, but nothing that is free of it
-    assert weights.tolist() == pytest.approx([0.3, 0.3, 1.1, 1.1])
-    free.put()
-    assert weights.tolist() == pytest.approx([0.2, 0.4, 1.0, 1.2])
-
-
-def test_the_model_runs_on_means_and_the_free_weights_come_back():
+def test_the_model_runs_on_means_and_the_latent_weights_come_back():
     group = group_of([-1.0, -0.8, 0.0, 0.3, 0.7], [-1.0, 0.0, 0.5], [0, 0, 1, 2, 2], zero=1)
-    free = FreeWeights(group)
-    free.tie(0.0)
+    latent = LatentWeights(group)
+    latent.tie(0.0)
     # 0.3 is nearer to 0.5 than to 0; the means are -0.9 and 0.5.
     assert group.members["w"].tolist() == pytest.approx([-0.9, -0.9, 0.0, 0.5, 0.5])
-    free.put()
+    latent.put()
     assert group.members["w"].tolist() == pytest.approx([-1.0, -0.8, 0.0, 0.3, 0.7])
     with torch.no_grad():
         group.members["w"].copy_(torch.tensor([-1.0, -0.8, 9.0, 0.2, 0.7]))  # an optimizer's step
-    free.take()
-    free.tie(0.0)
+    latent.take()
+    latent.tie(0.0)
     # 0.2 is nearer to 0 now, and what was fixed at zero stays there wherever it was moved.
     assert group.members["w"].tolist() == pytest.approx([-0.9, -0.9, 0.0, 0.0, 0.7])
     assert group.counts.tolist() == [2, 2, 1]
     with torch.no_grad():
-        free.put()
+        latent.put()
         group.members["w"][3] = 0.6  # its gradient asks for it again
-    free.take()
-    free.tie(0.0)
+    latent.take()
+    latent.tie(0.0)
     assert group.members["w"].tolist() == pytest.approx([-0.9, -0.9, 0.0, 0.65, 0.65])
 
 
 def test_a_weight_that_is_not_worth_its_bits_becomes_zero():
     values = [1.0, 1.0, 1.0, 0.3, 0.0, 0.0, 0.0, 0.0]
     group = group_of(values, [0.0, 0.3, 1.0], [2, 2, 2, 1, 0, 0, 0, 0], zero=0)
-    free = FreeWeights(group)
-    free.tie(1e-6)
+    latent = LatentWeights(group)
+    latent.tie(1e-6)
     assert group.members["w"].tolist() == pytest.approx(values)
-    free.tie(0.1)  # some bits at 0.1 each are more than 0.3² = 0.09, and far less than 1
+    latent.tie(0.1)  # some bits at 0.1 each are more than 0.3² = 0.09, and far less than 1
     assert group.members["w"].tolist() == pytest.approx([1.0, 1.0, 1.0, 0, 0, 0, 0, 0])
 
 
@@ -101,6 +97,25 @@ def test_images_laid_out_channels_last_keep_their_places():
     clusters = [1 if value <= 8 else 2 for value in first]
     other = group_of(values, [0.0, 4.0, 12.0], clusters, zero=0, layout=torch.channels_last)
     for group in (plain, other):
-        FreeWeights(group).tie(0.0)
+        LatentWeights(group).tie(0.0)
     assert torch.equal(plain.members["w"], other.members["w"])
     assert plain.members["w"].unique().tolist() == [0.0, 5.5, 12.5]  # 1 and 2, 3 to 8, 9 to 16
+
+
+def test_a_group_without_zeros_has_a_latent_weight_behind_each_weight():
+    group = Group("norms", [("w", nn.Parameter(torch.tensor([0.9, 1.0, 1.1, 2.0])))], 2)
+    group.start("kmeans")
+    latent = LatentWeights(group)
+    latent.tie(0.0)
+    assert group.members["w"].tolist() == pytest.approx([1.0, 1.0, 1.0, 2.0])
+    latent.put()
+    assert group.members["w"].tolist() == pytest.approx([0.9, 1.0, 1.1, 2.0])
+
+
+def test_the_pull_is_that_of_the_latent_weights():
+    group = group_of([-1.0, 0.0, 0.8, 1.2], [-1.0, 0.0, 1.0], [0, 1, 2, 2], zero=1)
+    latent = LatentWeights(group)
+    latent.tie(0.0)
+    grad = torch.full((4,), 0.5)
+    latent.add_pull_({"w": grad}, 0.1)
+    assert grad.tolist() == pytest.approx([0.5, 0.5, 0.48, 0.52])

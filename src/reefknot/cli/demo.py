@@ -17,13 +17,13 @@ from typing import Any
 
 from rich.console import Console
 
+from reefknot.cli.progress import ProgressBar
+from reefknot.cli.summary import facts_table
 from reefknot.errors import ReefknotError
 from reefknot.inspection import inspect
-from reefknot.progress import ProgressBar
 from reefknot.runs.config import make_config
 from reefknot.runs.record import Record
 from reefknot.runs.run import InterruptedRunError, run
-from reefknot.summary import facts_table
 from reefknot.zoo import DATASETS
 
 FOLDER = Path("reefknot-demo")
@@ -34,18 +34,13 @@ _TRAINING = {"threads": 1, "evaluate_every": 500, "checkpoint_every": 1_000_000}
 DENSE: dict[str, Any] = _NETWORK | {
     "method": "dense",
     "training": _TRAINING | {"soft_steps": 1_000, "hard_steps": 0},
-    "optimizer": {"name": "adam", "rate": 1e-3, "decay": "cosine"},
+    "optimizer": {"name": "adam", "lr": 1e-3, "decay": "cosine"},
 }
 TIED: dict[str, Any] = _NETWORK | {
     "method": "sparse_apt",
-    "settings": {
-        "num_clusters": 17,
-        "tying_strength": 1e-3,
-        "l1_strength": 2e-4,
-        "refit_every": 100,
-    },
-    "training": _TRAINING | {"soft_steps": 4_000, "hard_steps": 1_000},
-    "optimizer": {"name": "adam", "rate": 2e-3, "hard_rate": 1e-3, "decay": "cosine"},
+    "settings": {"target_bytes": 800},
+    "training": _TRAINING | {"steps": 4_000},
+    "optimizer": {"name": "adam", "lr": 2e-3},
 }
 
 

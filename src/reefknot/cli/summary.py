@@ -6,8 +6,8 @@ from rich.table import Table
 
 _ROWS = (
     ("validation error, dense", "dense_val_error", "{:.2f} %"),
-    ("validation error, soft tying", "val_error_soft", "{:.2f} %"),
-    ("validation error, hardened", "val_error_hardened", "{:.2f} %"),
+    ("validation error, before tied values", "val_error_soft", "{:.2f} %"),
+    ("validation error, clusters frozen", "val_error_hardened", "{:.2f} %"),
     ("validation error, final", "val_error", "{:.2f} %"),
     ("validation error, lost to compression", "lost_val_error", "{:+.2f} points"),
     ("test error, dense", "dense_test_error", "{:.2f} %"),

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reefknot.clustering import (
+from reefknot.errors import ReefknotError
+from reefknot.files import check_target, writing_atomically
+from reefknot.format import MAX_BYTES, encode, open_state
+from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
+from reefknot.packing.clustering import (
     Change,
     Plan,
     Settings,
@@ -17,10 +21,6 @@ from reefknot.clustering import (
     network_error,
     warnings_about,
 )
-from reefknot.errors import ReefknotError
-from reefknot.files import check_target, writing_atomically
-from reefknot.format import MAX_BYTES, encode, open_state
-from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.state import TiedState, TiedTensor
 from reefknot.tensorfile import (
     FoundTensor,

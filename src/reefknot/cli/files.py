@@ -83,8 +83,8 @@ def pack(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from reefknot.clustering import Settings
-    from reefknot.packing import pack as pack_file
+    from reefknot.packing.clustering import Settings
+    from reefknot.packing.pack import pack as pack_file
 
     settings = Settings(clusters, density, scope, keep, min_size)
     columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -148,7 +148,7 @@ def _changes(packed: Any) -> Any:
 @_MAX_BYTES
 def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> None:
     """Write a .reef file as a .safetensors file."""
-    from reefknot.packing import unpack as unpack_file
+    from reefknot.packing.pack import unpack as unpack_file
 
     size = unpack_file(source, target, force=force, max_bytes=_limit(max_bytes))
     click.echo(f"{source.stat().st_size:,} -> {size:,} bytes, wrote {plain(target)}")

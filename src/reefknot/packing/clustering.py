@@ -11,7 +11,6 @@ small tensors (biases, gains of norm layers) are kept all the same unless they a
 are few bytes, and networks do not survive their loss.
 """
 
-import difflib
 import fnmatch
 import logging
 import math
@@ -23,9 +22,10 @@ from typing import Any, Literal
 import numpy as np
 
 from reefknot.dtypes import DTYPES, DType, is_zero
-from reefknot.errors import ConfigError, ReefknotError
+from reefknot.errors import ConfigError, ReefknotError, did_you_mean
 from reefknot.kernels.kmeans1d import kmeans1d, nearest
 from reefknot.state import MAX_CODEBOOK, Codebook, KeptTensor, TiedState, TiedTensor
+from reefknot.tensorfile import reader_of
 
 Scope = Literal["tensor", "network"]
 Tensor = KeptTensor | TiedTensor
@@ -160,41 +160,10 @@ def check_patterns(patterns: Iterable[str], names: list[str]) -> None:
     mistakes = []
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"names are like {names[:3]}"
+            hint = did_you_mean(pattern, names) or f"names are like {names[:3]}"
             mistakes.append(f"the pattern {pattern!r} of keep (--keep) matches no tensor; {hint}")
     if mistakes:
         raise ConfigError(*mistakes)
-
-
-def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarray]]:
-    """What a tensor shares with those that are the same, its element type, and a way to read it."""
-    if isinstance(value, np.ndarray):
-        for dtype in DTYPES.values():
-            if dtype.storage == value.dtype and not dtype.is_raw:
-                start = value.__array_interface__["data"][0]
-                place = (start, value.shape, value.strides, dtype.tag)
-                return (place if value.size else id(value)), dtype, lambda: value
-        raise ReefknotError(
-            f"{name!r} is an array of {value.dtype}, which cannot be stored; "
-            f"known are {', '.join(DTYPES)}"
-        )
-    import torch
-
-    from reefknot.tensors import dtype_for, to_array
-
-    if not isinstance(value, torch.Tensor):
-        raise ReefknotError(f"{name!r} is a {type(value).__name__}, not a tensor; leave it out")
-    if value.layout != torch.strided or value.is_nested or value.is_meta:
-        kind = "meta" if value.is_meta else "nested" if value.is_nested else value.layout
-        raise ReefknotError(f"{name!r} is a {kind} tensor; only dense ones can be stored")
-    dtype, bits = dtype_for(value.dtype), (value.is_conj(), value.is_neg())
-    same = (value.data_ptr(), tuple(value.shape), value.stride(), dtype.tag, *bits)
-    return (
-        (same if value.numel() else id(value)),
-        dtype,
-        lambda: to_array(value.resolve_conj().resolve_neg()),
-    )
 
 
 class Plan:

@@ -1,0 +1,90 @@
+"""From two numbers to a list of phases: how small, and how long.
+
+Takes     the tied weights, a target, the number of steps, and where training begins.
+Gives     the phases in order, each with its share of the steps; the learning rate that suits them.
+Paper     ours; every number here was the same in all hand-made recipes that it replaces.
+Unaware   of what a phase does.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from reefknot.methods.apt.commit import Commit
+from reefknot.methods.apt.controller import PriceController, SparsityController
+from reefknot.methods.apt.frozen import Frozen
+from reefknot.methods.apt.phase import Phase
+from reefknot.methods.apt.prune import Pruning
+from reefknot.methods.apt.recover import Recover
+from reefknot.methods.apt.sparsify import Sparsify
+from reefknot.methods.apt.weights import TiedWeights
+
+Begin = Literal["sparsify", "trained"]
+
+# Shares of the steps: sparsify, recover, commit; frozen has the rest.
+_SHARES = {"sparsify": (0.66, 0.06, 0.26), "trained": (0.46, 0.10, 0.40)}
+_REFITS = 60  # k-means runs in all of training
+_SPARE = 1.07  # how much larger the network is when its zeros are fixed: commit makes some more
+_TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at the end of commit
+
+
+def phases_for(
+    weights: TiedWeights,
+    pruning: Pruning,
+    steps: int,
+    begin: Begin,
+) -> list[Phase]:
+    """The four phases of a budget."""
+    lengths = _lengths(steps, _SHARES[begin])
+    refit_every = max(1, steps // _REFITS)
+    low, middle, high = _TYING
+    return [
+        Sparsify(
+            weights,
+            lengths[0],
+            tying_strength=low,
+            refit_every=refit_every,
+            init="kmeans" if begin == "trained" else "even",
+            controller=SparsityController(pruning),
+        ),
+        Recover(
+            weights,
+            lengths[1],
+            tying_strength=(low, middle),
+            refit_every=refit_every,
+            choose_zeros=lambda: pruning.prune(_SPARE),
+        ),
+        Commit(
+            weights,
+            lengths[2],
+            tying_strength=(middle, high),
+            refit_every=refit_every,
+            controller=PriceController(pruning.target),
+        ),
+        Frozen(weights, lengths[3], zero_cluster=True, prepare=pruning.trim),
+    ]
+
+
+def _lengths(steps: int, shares: Sequence[float]) -> list[int]:
+    """The steps of each phase, at least one each; the last one has the rest."""
+    ends: list[int] = []
+    for number, share in enumerate(itertools.accumulate(shares)):
+        first = ends[-1] + 1 if ends else 1
+        last = steps - len(shares) + number
+        ends.append(min(max(round(share * steps), first), last))
+    return [end - begin for begin, end in itertools.pairwise([0, *ends, steps])]
+
+
+def lr_factor(phases: Sequence[Phase], step: int) -> float:
+    """What the learning rate is multiplied with for the step after `step` completed ones.
+
+    It decays like a cosine in each phase, and starts anew in the next one (a warm restart).
+    """
+    for phase in phases:
+        if phase.steps is None:
+            return phase.lr_factor
+        if step < phase.steps:
+            return phase.lr_factor * (1 + math.cos(math.pi * step / phase.steps)) / 2
+        step -= phase.steps
+    return 0.0

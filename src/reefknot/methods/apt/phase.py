@@ -1,0 +1,63 @@
+"""What a phase is: one part of training, and what tying does in it.
+
+Takes     the tied weights, and how many steps it lasts.
+Gives     the verbs that the method calls: `enter`, `before_step`, `after_step`, and saved state.
+Unaware   of which phases come before and after it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from reefknot.methods.apt.weights import TiedWeights
+from reefknot.methods.hooks import Step
+from reefknot.methods.method import Saved, Stats
+from reefknot.tying.saved import saved_count
+
+
+class Phase(ABC):
+    """One part of training. `steps` is None where only `harden()` ends it."""
+
+    name: ClassVar[str]
+    is_tied: ClassVar[bool] = False  # the model runs on tied values
+    lr_factor: ClassVar[float] = 1.0  # of the learning rate, where the phase begins
+
+    def __init__(self, weights: TiedWeights, steps: int | None = None) -> None:
+        self.weights = weights
+        self.steps = steps
+        self.step = 0  # completed rounds of this phase
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps of the phase are done."""
+        return self.steps is not None and self.step >= self.steps
+
+    @property
+    def done(self) -> float:
+        """The fraction of the phase that is done; 0 where it has no end."""
+        return min(1.0, self.step / self.steps) if self.steps else 0.0
+
+    def enter(self) -> None:  # noqa: B027  not every phase has something to do here
+        """Begin: the phase before is over."""
+
+    @abstractmethod
+    def before_step(self, step: Step) -> None:
+        """Change the gradients that an optimizer is about to use."""
+
+    @abstractmethod
+    def after_step(self, step: Step) -> None:
+        """Follow the weights that an optimizer has moved."""
+
+    def state_dict(self) -> Saved:
+        """What the phase needs to go on exactly here."""
+        return {"phase_step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on where `state_dict` was called."""
+        self.step = saved_count(state, "phase_step")
+
+    def stats(self) -> Stats:
+        """What a log may show of the phase alone."""
+        return {}

@@ -1,0 +1,174 @@
+"""Pruning to a size: how many weights survive in a network of this size, and at how many values.
+
+Takes     groups, and a target that says how large the network would be now.
+Gives     clusters in which the smallest weights of all groups are zero; the number of values that
+          suits the size.
+Paper     ours; the number of clusters is the paper's future work.
+Unaware   of optimizers, of step counts, and of how a size is counted.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from reefknot.errors import ConfigError, TyingError
+from reefknot.methods.apt.num_clusters import better_num_clusters
+from reefknot.methods.apt.target import Target
+from reefknot.methods.method import log
+from reefknot.tying.group import Group
+from reefknot.tying.saved import saved_count
+
+
+class Pruning:
+    """How many of the largest weights fit the target, and what the others are worth.
+
+    The number is found by asking for the size of the pruned network, and remembered: the next
+    question starts from it.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], target: Target, *, choose_num_clusters: bool
+    ) -> None:
+        self.groups, self.target = groups, target
+        self.choose_num_clusters = choose_num_clusters
+        self.num_clusters = [group.num_clusters for group in groups]  # once the zeros are fixed
+        self.num_weights = sum(group.num_weights for group in groups)
+        self.survivors = target.first_guess(self.num_weights)
+        self.checked = False  # whether the target can be met in the course of training
+
+    def energy_lost(self) -> float:
+        """The share of the sum of squares that pruning to the target would take now.
+
+        The groups are as before afterwards.
+        """
+        before = [group.state_dict() for group in self.groups]
+        if not self.checked:  # only now do tensors that are kept have their usual contents
+            self.checked = True
+            if (least := self._size_with(0)) > self.target.value:
+                raise TyingError(self._too_small(least))
+        size = self._size_with(self.survivors)
+        if self.choose_num_clusters:
+            self._choose_num_clusters(size)
+        for group, state in zip(self.groups, before, strict=True):
+            group.load_state_dict(state)
+        self.survivors = self._clipped(self.survivors * self.target.value / max(size, 1e-12))
+        magnitudes = np.concatenate([group.magnitudes() for group in self.groups])
+        squares = np.square(magnitudes, dtype=np.float64)
+        if self.survivors >= len(squares):
+            return 0.0
+        small = np.partition(squares, len(squares) - self.survivors)[: -self.survivors]
+        return float(small.sum() / max(squares.sum(), 1e-300))
+
+    def prune(self, spare: float = 1.0) -> None:
+        """Let as many of the largest weights survive as fit the target times `spare`."""
+        size = spare * self.target.value
+        few, many = 0, self._clipped(1.2 * self.survivors)
+        while self._size_with(many) <= size:
+            few, many = many, self._clipped(1.5 * many)
+            if few == many:
+                break
+        while many - few > max(1, many // 2000):  # a few fit, many are too large
+            middle = (few + many) // 2
+            few, many = (middle, many) if self._size_with(middle) <= size else (few, middle)
+        if self._size_with(few) > size:
+            log.warning("no choice of zeros gives a network of size %g", size)
+        self.survivors = self._clipped(few)
+        for group in self.groups:
+            if not survivors_of(group):
+                log.warning("all weights of group %r are zero now", group.name)
+
+    def trim(self) -> None:
+        """Make zeros of tied weights until it fits: those first that are worth least a bit.
+
+        Nothing happens if the network has its size.
+        """
+        if self.target.measure() <= self.target.value:
+            return
+        worth = [group.worth_of_bits() for group in self.groups]
+        order = np.sort(np.concatenate(worth))
+        order = order[np.isfinite(order)]
+        if not len(order):
+            raise TyingError(self._too_small(self.target.measure()))
+        before = [group.clusters() for group in self.groups]
+
+        def fits(zeros: int) -> bool:
+            for group, clusters, own in zip(self.groups, before, worth, strict=True):
+                small = own <= order[zeros - 1]
+                group.give_clusters(np.where(small, group.smallest_center(), clusters))
+            return self.target.measure() <= self.target.value
+
+        few, many = 0, 1
+        while many < len(order) and not fits(many):
+            few, many = many, min(2 * many, len(order))
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (few, middle) if fits(middle) else (middle, many)
+        if not fits(many):
+            raise TyingError(self._too_small(self.target.measure()))
+        log.info("%d more weights became zero, so that the network has its size", many)
+
+    def _too_small(self, least: float) -> str:
+        return (
+            f"the target is {self.target.value:,g}, but with all tied weights at zero the network "
+            f"still has {least:,g}; raise it, or tie more parameters (include, exclude, norms)"
+        )
+
+    def _clipped(self, survivors: float) -> int:
+        return max(1, min(round(survivors), self.num_weights))
+
+    def _size_with(self, survivors: int) -> float:
+        """Prune all groups, and ask."""
+        magnitudes = np.concatenate([group.magnitudes() for group in self.groups])
+        place = len(magnitudes) - survivors - 1
+        most = float(np.partition(magnitudes, place)[place]) if place >= 0 else 0.0
+        for group, num_clusters in zip(self.groups, self.num_clusters, strict=True):
+            group.part_zeros(most, num_clusters)
+        return self.target.measure()
+
+    def _choose_num_clusters(self, size: float) -> None:
+        """Let each group have one value more or less, if that loses less; it is pruned now."""
+        total = sum(map(survivors_of, self.groups))
+        for number, group in enumerate(self.groups):
+            if (alive := survivors_of(group)) > 1:
+                bits = 8 * size * alive / total
+                self.num_clusters[number] = better_num_clusters(
+                    group.weights(), alive, self.num_clusters[number], bits
+                )
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the next question starts."""
+        saved = {f"num_clusters.{n}": k for n, k in enumerate(self.num_clusters)}
+        return saved | {"survivors": self.survivors, "checked": int(self.checked)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on where `state_dict` was called."""
+        self.survivors = saved_count(state, "survivors", least=1, most=self.num_weights)
+        self.checked = bool(saved_count(state, "checked", most=1))
+        self.num_clusters = [
+            saved_count(state, f"num_clusters.{n}", least=1, most=group.most_clusters)
+            for n, group in enumerate(self.groups)
+        ]
+
+
+def survivors_of(group: Group) -> int:
+    """How many weights are not in the zero cluster."""
+    return int(group.counts.sum() - group.counts[group.smallest_center()])
+
+
+def require_reachable(groups: Sequence[Group], target: Target) -> None:
+    """Refuse a size that zeros alone cannot give, before it ruins the network.
+
+    The groups have no clusters yet, and have none afterwards.
+    """
+    for group in groups:
+        group.part_zeros(np.inf, group.num_clusters)
+    least = target.measure()
+    for group in groups:
+        group.forget()
+    if least > target.value:
+        name = "target_density" if target.is_density else "target_bytes"
+        raise ConfigError(
+            f"{name} is {target.value:,}, but with all tied weights at zero the network still has "
+            f"{least:,}; raise it, or tie more parameters (include, exclude, norms)"
+        )

@@ -1,0 +1,56 @@
+"""Recover: the zeros are fixed, L1 ends, and what survived grows back to its size.
+
+Takes     how the zeros are chosen: all of the zero cluster, or as many as fit a size.
+Gives     a sparse network whose weights gather at their centers more and more.
+Paper     ours, between sections 3.1 and 3.2: L1 also shrinks the weights that survive it.
+Unaware   of how the network came to be sparse.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from reefknot.methods.apt.phase import Phase
+from reefknot.methods.apt.weights import TiedWeights
+from reefknot.methods.hooks import Step
+
+
+class Recover(Phase):
+    """Soft tying without L1: the tying strength grows by the same factor at each step."""
+
+    name: ClassVar[str] = "recover"
+
+    def __init__(
+        self,
+        weights: TiedWeights,
+        steps: int,
+        *,
+        tying_strength: tuple[float, float],
+        refit_every: int,
+        choose_zeros: Callable[[], None],
+    ) -> None:
+        super().__init__(weights, steps)
+        self.first_tying, self.last_tying = tying_strength
+        self.refit_every = refit_every
+        self.choose_zeros = choose_zeros
+
+    def enter(self) -> None:
+        """Choose the zeros and fix them."""
+        self.choose_zeros()
+        self.weights.fix_zeros()
+
+    def before_step(self, step: Step) -> None:
+        """Add the pull to the centers."""
+        tying = self.first_tying * (self.last_tying / self.first_tying) ** self.done
+        for group, grads in self.weights.gradients(step):
+            group.add_pull_(grads, tying * step.grad_scale, 0.0)
+
+    def after_step(self, step: Step) -> None:
+        """Keep the zeros, move the centers, now and then renew the assignment of the others."""
+        if not step.ends_round:
+            return
+        self.step += 1
+        self.weights.hold_zeros()
+        if self.step % self.refit_every == 0:
+            self.weights.refit()
+        else:
+            self.weights.refresh()

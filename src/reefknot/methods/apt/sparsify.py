@@ -1,0 +1,95 @@
+"""Sparsify: L1 empties the network while every weight is pulled to its center.
+
+Takes     the two strengths; with a budget, a controller that sets the L1 strength.
+Gives     weights of which most are nearly zero, and the others near K values.
+Paper     section 3.1, equation 3: soft tying.
+Unaware   of what is done with the zeros later.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from reefknot.methods.apt.controller import SparsityController
+from reefknot.methods.apt.phase import Phase
+from reefknot.methods.apt.weights import TiedWeights
+from reefknot.methods.hooks import Step
+from reefknot.methods.method import Saved, Stats
+from reefknot.tying import ops
+from reefknot.tying.group import Start
+from reefknot.tying.saved import saved_number
+
+L1Step = Literal["subgradient", "proximal"]
+
+
+class Sparsify(Phase):
+    """Soft tying with L1. Each center is its cluster's mean, and k-means runs now and then."""
+
+    name: ClassVar[str] = "sparsify"
+
+    def __init__(
+        self,
+        weights: TiedWeights,
+        steps: int | None = None,
+        *,
+        tying_strength: float,
+        l1_strength: float = 0.0,
+        refit_every: int,
+        init: Start = "even",
+        l1_step: L1Step = "subgradient",
+        controller: SparsityController | None = None,
+    ) -> None:
+        super().__init__(weights, steps)
+        self.tying_strength, self.l1_strength = tying_strength, l1_strength
+        self.refit_every, self.init = refit_every, init
+        self.l1_step = l1_step
+        self.controller = controller
+
+    def enter(self) -> None:
+        """First centers."""
+        self.weights.start_clusters(self.init)
+
+    def before_step(self, step: Step) -> None:
+        """Add the gradient of both penalties."""
+        self.weights.start_clusters(self.init)  # a state from before the start may be loaded
+        found = list(self.weights.gradients(step))
+        if self.controller and step.starts_round and self.step % self.refit_every == 0:
+            self.controller.see(found, step.grad_scale)
+            self.l1_strength = self.l1_strength or self.controller.first_strength()
+        tying = self.tying_strength * step.grad_scale
+        l1 = 0.0 if self.l1_step == "proximal" else self.l1_strength * step.grad_scale
+        for group, grads in found:
+            group.add_pull_(grads, tying, l1)
+
+    def after_step(self, step: Step) -> None:
+        """Move the centers, and now and then renew the assignment."""
+        if self.l1_step == "proximal" and self.l1_strength:
+            for lr, group, _, parameter in self.weights.held_by(step):
+                if parameter.grad is not None and group.sparse:
+                    ops.soft_threshold_(parameter.detach(), lr * self.l1_strength)
+        if not step.ends_round:
+            return
+        self.step += 1
+        if self.refit_every and self.step % self.refit_every == 0:
+            self.weights.refit()
+            if self.controller and not self.over:
+                self.l1_strength = self.controller.follow(self.l1_strength, self.done)
+        else:
+            self.weights.refresh()
+
+    def state_dict(self) -> Saved:
+        """The step, and the L1 strength that the controller has found."""
+        saved = super().state_dict() | {"l1_strength": self.l1_strength}
+        return saved | (self.controller.state_dict() if self.controller else {})
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Go on where `state_dict` was called."""
+        super().load_state_dict(state)
+        self.l1_strength = saved_number(state, "l1_strength")
+        if self.controller:
+            self.controller.load_state_dict(state)
+
+    def stats(self) -> Stats:
+        """The L1 strength now."""
+        return {"l1_strength": self.l1_strength}

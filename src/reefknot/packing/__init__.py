@@ -1,0 +1,1 @@
+"""A state from a checkpoint, without training."""

@@ -1,0 +1,332 @@
+"""Tensors that share one codebook: where they lie, and which cluster each weight is in.
+
+Takes     named parameters and how many values they may share.
+Gives     centers (mu), assignment (C) and counts, which follow the parameters wherever they are
+          moved; what is read off them; and their saved state.
+Paper     section 3.1, equation 1.
+Unaware   of what moves a weight to its center, of optimizers and of methods.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reefknot.errors import DivergedError, TyingError
+from reefknot.kernels import assignment_dtype
+from reefknot.kernels.kmeans1d import Distance
+from reefknot.tying import ops
+from reefknot.tying.cost import nonzero_bits
+from reefknot.tying.saved import saved_count, saved_tensor
+from reefknot.tying.selection import Named, is_trainable
+
+PIECE = 1 << 20
+
+
+class Clusters:
+    """Parameters, their K centers (ascending until hard tying, float64) and their assignment.
+
+    The assignment of a parameter has its shape and memory layout. A group that is not `sparse` has
+    no zero cluster.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: Iterable[Named],
+        num_clusters: int,
+        distance: Distance = "l2",
+        *,
+        sparse: bool = True,
+        most_clusters: int | None = None,
+    ) -> None:
+        self.name = name
+        self.members: dict[str, Tensor] = dict(members)
+        self.num_clusters = num_clusters  # which may become another, up to `most_clusters`
+        self.most_clusters = most_clusters or num_clusters
+        self._may_change = most_clusters is not None
+        self.distance: Distance = distance
+        self.sparse = sparse
+        self._centers = np.zeros(0)
+        self._stale = False  # the weights have moved since the centers were their means
+        self._ready: ops.Tensors | None = None  # see `_tensors`
+        self._shapes = {name: parameter.shape for name, parameter in self.members.items()}
+        self._layouts: dict[str, ops.Layout] = {}  # as last seen; see `follow`
+        self._counts: np.ndarray | None = np.zeros(0, np.int64)  # None: to be counted
+        self.zero_cluster: int | None = None
+        self._zeros_stay = True  # blocks of zeros can be skipped
+        self.assignments: dict[str, Tensor] = {}
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of all members."""
+        return sum(parameter.numel() for parameter in self.members.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one type that all members have."""
+        return next(iter(self.members.values())).dtype
+
+    def weights(self) -> np.ndarray:
+        """A copy of all weights, members in turn."""
+        return self._gather()
+
+    def magnitudes(self) -> np.ndarray:
+        """|w| of all weights, members in turn."""
+        return np.abs(self._gather())
+
+    def follow(self, *names: str) -> None:
+        """Notice members (all, or these) that lie elsewhere now; refuse what cannot be followed.
+
+        A member may be moved, converted with all others, or laid out anew; its assignment then
+        goes along. This is the one place that looks, and whatever reads or writes the memory of a
+        member comes by here first.
+        """
+        for name in names or self.members:
+            parameter = self.members[name]
+            layout = ops.layout(parameter)
+            if layout != self._layouts.get(name):
+                self._check()
+                if name in self.assignments:
+                    self.assignments[name] = ops.like(self.assignments[name], parameter)
+                self._layouts[name], self._ready = layout, None
+
+    def _check(self) -> None:
+        """Members keep their shapes, fill their memory, and have one type."""
+        for name, parameter in self.members.items():
+            shape = self._shapes[name]
+            if parameter.shape != shape or not ops.fills_its_memory(parameter):
+                raise TyingError(
+                    f"{name!r} of shape {tuple(shape)} now has shape {tuple(parameter.shape)} and "
+                    f"strides {tuple(parameter.stride())}; a tied parameter keeps its shape and "
+                    "fills its memory: make the method after the last change of the model"
+                )
+            if parameter.dtype != self.dtype or not is_trainable(parameter.dtype):
+                first = next(iter(self.members))
+                raise TyingError(
+                    f"{name!r} is now {parameter.dtype}, and {first!r}, which shares its values, "
+                    f"{self.dtype}; convert the whole model, to a floating-point type of at least "
+                    "16 bits, or before it is given to the method"
+                )
+
+    def _gather(self) -> np.ndarray:
+        """A copy of all weights in one row."""
+        return np.concatenate([piece for piece, _ in self._pieces()])
+
+    @property
+    def centers(self) -> np.ndarray:
+        """The K shared values: means (or medians) of their clusters."""
+        if self._stale:
+            self._stale = False
+            if self.distance == "l1":
+                self._centers = self._medians()
+            else:
+                self._centers = ops.cluster_means(self._tensors(), self._centers, self.counts)
+        return self._centers
+
+    @centers.setter
+    def centers(self, centers: np.ndarray) -> None:
+        self._centers, self._stale = centers, False
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many weights each cluster has."""
+        if self._counts is None:
+            zeros = np.zeros(len(self._centers), np.int64)
+            self._counts = sum((counts for _, counts in self.tensor_counts()), zeros)
+        return self._counts
+
+    def clusters(self) -> np.ndarray:
+        """The cluster of each weight, members in turn."""
+        return self._gather_assignment()
+
+    def give_clusters(self, clusters: np.ndarray) -> None:
+        """Other clusters for all weights, members in turn; centers and weights stay."""
+        self._set(self.centers, clusters)
+
+    def assignment(self, name: str) -> Tensor:
+        """A member's assignment, of its layout."""
+        self.follow(name)
+        return self.assignments[name]
+
+    def alive(self, name: str) -> Tensor:
+        """Where a member is not in the zero cluster."""
+        assignment = self.assignment(name)
+        if self.zero_cluster is None:
+            return torch.ones_like(assignment, dtype=torch.bool)
+        return assignment != self.zero_cluster
+
+    def smallest_center(self) -> int:
+        """The zero cluster, or what would become it: the smallest in magnitude with weights."""
+        if self.zero_cluster is not None:
+            return self.zero_cluster
+        magnitude = np.where(self.counts > 0, np.abs(self.centers), np.inf)
+        return int(np.argmin(magnitude))
+
+    def tensor_counts(self) -> Iterator[tuple[str, np.ndarray]]:
+        """How many elements of each member are in each cluster."""
+        for name in self.members:
+            counts = np.zeros(len(self._centers), np.int64)
+            for _, assignment in self._pieces(name):
+                counts += np.bincount(assignment.cpu().numpy(), minlength=len(counts))
+            yield name, counts
+
+    def deviations(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of |w - own center| and of its square in each cluster."""
+        absolute, square = np.zeros((2, len(self.centers)))
+        for piece, assignment in self._pieces():
+            index = assignment.cpu().numpy()
+            away = np.abs(piece.astype(np.float64) - self.centers[index])
+            absolute += np.bincount(index, away, minlength=len(absolute))
+            square += np.bincount(index, away * away, minlength=len(square))
+        return absolute, square
+
+    def spreads(self) -> np.ndarray:
+        """The root mean square of (w - own center) in each cluster."""
+        _, square = self.deviations()
+        return np.sqrt(square / np.maximum(self.counts, 1))
+
+    def untied(self) -> Iterator[str]:
+        """Members with a weight that is not its center."""
+        for name in self.members:
+            tied = (
+                np.array_equal(piece, self.centers[assignment.cpu().numpy()])
+                for piece, assignment in self._pieces(name)
+            )
+            if not all(tied):
+                yield name
+
+    def worth_of_bits(self) -> np.ndarray:
+        """What each non-zero adds to the sum of squares for each bit of its place; inf at zero."""
+        rows = []
+        for name in self.members:
+            assignment = self.assignment(name)
+            alive = assignment != self.smallest_center()
+            bits = ops.flat(ops.like(nonzero_bits(alive), assignment)).double().cpu().numpy()
+            square = np.square(self.centers)[ops.flat(assignment).cpu().numpy()]
+            rows.append(np.where(ops.flat(alive).cpu().numpy(), square / bits, np.inf))
+        return np.concatenate(rows)
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """Centers, the zero cluster (-1: none) and every member's assignment."""
+        state: dict[str, Tensor | int] = {
+            "centers": torch.from_numpy(self.centers.copy()),
+            "zero_cluster": -1 if self.zero_cluster is None else self.zero_cluster,
+        }
+        state.update({f"assignment.{n}": a.clone() for n, a in self.assignments.items()})
+        return state
+
+    def forget(self) -> None:
+        """As before the start: no clusters."""
+        self.assignments, self.zero_cluster = {}, None
+        self._zeros_stay, self._ready = True, None
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Take up where `state_dict` was called; all is checked before any of it is used."""
+        centers = saved_tensor(state, "centers", dtype=torch.float64)
+        if centers.dim() != 1 or not 1 <= len(centers) <= self.most_clusters:
+            raise TyingError(
+                f"the saved state of group {self.name!r} has centers of shape "
+                f"{tuple(centers.shape)}, for {self.most_clusters:,} clusters; was num_clusters "
+                "another?"
+            )
+        zero = saved_count(state, "zero_cluster", least=-1, most=len(centers) - 1)
+        assignments = {}
+        for name, parameter in self.members.items():
+            key = f"assignment.{name}"
+            saved = saved_tensor(state, key, dtype=self._index_dtype, shape=parameter.shape)
+            if not 0 <= int(saved.min()) <= int(saved.max()) < len(centers):
+                raise TyingError(
+                    f"the saved assignment of {name!r} names clusters from {int(saved.min())} to "
+                    f"{int(saved.max())}, but there are {len(centers):,}; was it damaged?"
+                )
+            assignments[name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
+        self.centers, self.assignments = centers.cpu().numpy().copy(), assignments
+        if self._may_change:
+            self.num_clusters = len(self.centers)
+        self.zero_cluster = None if zero < 0 else zero
+        self._zeros_stay, self._ready = True, None
+        self._counts = None
+
+    def require_zero_cluster(self) -> None:
+        """Refuse a saved state in which no cluster is zero, although one must be by now."""
+        if self.sparse and self.zero_cluster is None:
+            raise TyingError(
+                f"the saved state of group {self.name!r} has no zero cluster, and its zeros were "
+                "fixed when it was saved; was it damaged?"
+            )
+
+    def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
+        """Centers, and the assignment of all members in one row."""
+        self._allocate()
+        begin = 0
+        for name in self.members:
+            held = ops.flat(self.assignments[name])
+            part = assignment[begin : begin + held.numel()]
+            begin += held.numel()
+            held.copy_(torch.from_numpy(np.asarray(part)))
+        self.centers = np.array(centers, np.float64)
+        self._counts = None
+
+    def _allocate(self) -> None:
+        """Room for the assignment of each member, laid out like its weights."""
+        for name, parameter in self.members.items():
+            self.assignments[name] = torch.zeros_like(parameter, dtype=self._index_dtype)
+        self._ready = None
+
+    @property
+    def _index_dtype(self) -> torch.dtype:
+        narrow = assignment_dtype(self.most_clusters) == np.uint8
+        return torch.uint8 if narrow else torch.int32
+
+    def _pieces(self, *names: str) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Weights, as float32 or float64, and assignments of members, a million at a time."""
+        self.follow(*names)
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        for name in names or self.members:
+            weights = ops.flat(self.members[name])
+            # Before the start there is no assignment; nobody looks at this one then.
+            held = self.assignments[name] if self.assignments else weights
+            for begin in range(0, weights.numel(), PIECE):
+                part = slice(begin, begin + PIECE)
+                piece = weights[part].to(wide).cpu().numpy()
+                if not np.all(np.isfinite(piece)):
+                    raise DivergedError(
+                        f"weights of {name!r} are not finite, so they cannot be clustered; lower "
+                        "the rate or the strengths, or start from a sound checkpoint"
+                    )
+                yield piece, ops.flat(held)[part]
+
+    def _gather_assignment(self) -> np.ndarray:
+        return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
+
+    def _tensors(self) -> ops.Tensors:
+        """The members as the loops want them, made anew when one of them has another layout."""
+        self.follow()
+        if self._ready is None:
+            held = []
+            for name, parameter in self.members.items():
+                assignment = self.assignments[name]
+                dead = None
+                if self.zero_cluster is not None and self._zeros_stay:
+                    dead = ops.dead_blocks(assignment, self.zero_cluster)
+                held.append(ops.Held(parameter.detach(), assignment, dead))
+            self._ready = ops.Tensors(held)
+        return self._ready
+
+    def _as_held(self, centers: np.ndarray) -> np.ndarray:
+        """As the weights will hold them, so that a cluster that does not move stays as it is."""
+        rounded = torch.from_numpy(centers).to(self.dtype).double().numpy()
+        return rounded + 0.0  # -0.0 becomes +0.0
+
+    def _medians(self) -> np.ndarray:
+        """The lower median of each cluster, an empty one keeping its center."""
+        weights = self._gather()[np.argsort(self._gather_assignment(), kind="stable")]
+        centers, end = self.centers.copy(), 0
+        for k, count in enumerate(self.counts):
+            begin, end = end, end + int(count)
+            if count:
+                middle = (int(count) - 1) // 2
+                centers[k] = np.partition(weights[begin:end], middle)[middle]
+        return centers

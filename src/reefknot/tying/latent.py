@@ -1,0 +1,209 @@
+"""Latent weights: what the optimizer moves while the model runs on tied values.
+
+Takes     a group whose zeros are fixed.
+Gives     weights that are tied whenever the model runs, and may still change their clusters.
+Paper     a step between sections 3.1 and 3.2, ours; gradients go straight through the tying
+          (Bengio, Léonard and Courville 2013).
+Unaware   of optimizers, of step counts, and of which method calls it.
+
+A latent weight goes to the value with the least (distance² + price · bits), zero included. Bits are
+what the value costs in the file, and the place of a non-zero. So frequent values become more
+frequent, and a weight that is not worth its bits becomes zero, until its gradient asks for it
+again. What was fixed at zero before stays there; a cluster that runs empty keeps its center.
+Everything runs in torch, on the weights' own device.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reefknot.tying import ops
+from reefknot.tying.cost import VALUE_BITS, nonzero_bits
+from reefknot.tying.group import Group
+from reefknot.tying.saved import saved_tensor
+
+_KINDS = ("alive", "latent", "bits")  # what is saved of each member
+_CHUNK = 1 << 18  # latent weights that are compared with all centers at once
+
+
+class LatentWeights:
+    """The latent weights behind a group's tied ones; those that are fixed at zero have none.
+
+    A group without a zero cluster has one behind each of its weights.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.zero = group.zero_cluster
+        # Of each member, in the order of memory, where its latent weights are; and the layout in
+        # which that order is meant. Rows hold those of all members, one member after another.
+        self._places: dict[str, Tensor] = {}
+        self._layout: dict[str, _Layout] = {}
+        group.release_zeros()
+        self._lay_out(
+            {n: (group.alive(n), p, torch.zeros_like(p)) for n, p in group.members.items()}
+        )
+        self.renew_place_bits()
+
+    def renew_place_bits(self) -> None:
+        """Count anew what a non-zero costs in each place; which others are zero decides it."""
+        self._follow_moves()
+        if self.zero is None:
+            return
+        for (name, parameter), part in zip(
+            self.group.members.items(), self._split(self._place_bits), strict=True
+        ):
+            bits = nonzero_bits(self.group.alive(name)) - VALUE_BITS
+            part.copy_(ops.flat(ops.like(bits, parameter))[self._places[name]])
+
+    def put(self) -> None:
+        """Before an optimizer step: the latent weights take their places in the model."""
+        self._follow_moves()
+        for name, part in zip(self._places, self._split(self.weights), strict=True):
+            ops.flat(self.group.members[name]).index_copy_(0, self._places[name], part)
+
+    def add_pull_(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
+        """Add the gradient of the k-means penalty to the gradients of some members."""
+        pull = self._values(self.group.centers)
+        torch.sub(self.weights, pull, out=pull).mul_(tying_strength)
+        for name, part in zip(self._places, self._split(pull), strict=True):
+            grad, parameter = grads.get(name), self.group.members[name]
+            if grad is None:
+                continue
+            if grad.stride() == parameter.stride() and grad.dtype == parameter.dtype:
+                ops.flat(grad).index_add_(0, self._places[name], part)
+            else:
+                full = torch.zeros_like(parameter)
+                ops.flat(full)[self._places[name]] = part
+                grad.add_(full)
+
+    def take(self) -> None:
+        """After an optimizer step: keep what it has made of them."""
+        for name, part in zip(self._places, self._split(self.weights), strict=True):
+            torch.index_select(ops.flat(self.group.members[name]), 0, self._places[name], out=part)
+
+    def tie(self, price: float) -> None:
+        """Each weight to the value that suits it, each value to the mean of its weights."""
+        centers = self.group.centers
+        self._choose(centers, price)
+        centers = ops.cluster_means(self._ready, centers, self.counts)
+        if self.zero is not None:
+            centers[self.zero] = 0.0
+        self.group.take_clusters(centers, self._places, self._split(self.clusters))
+        for name, part in zip(
+            self._places, self._split(self._values(self.group.centers)), strict=True
+        ):
+            row = ops.flat(self.group.members[name])
+            row.zero_().index_copy_(0, self._places[name], part)
+
+    def _choose(self, centers: np.ndarray, price: float) -> None:
+        """The cluster of each weight: the least distance² + price · bits."""
+        value_price = price * value_bits(self.counts, self.zero)
+        if self.zero is not None:
+            value_price[self.zero] = np.inf  # zero is compared with the best of the others
+        wide = torch.promote_types(self.weights.dtype, torch.float32)
+        device = self.weights.device
+        values = torch.from_numpy(centers).to(wide).to(device)
+        extra = torch.from_numpy(value_price).to(wide).to(device)
+        for begin in range(0, len(self.weights), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            w = self.weights[part].to(wide)
+            least, clusters = (w[:, None] - values).square_().add_(extra).min(1)
+            if self.zero is not None:
+                least += price * self._place_bits[part]
+                clusters.masked_fill_(least >= w.square(), self.zero)
+            self.clusters[part] = clusters.to(self.clusters.dtype)
+        self._count()
+
+    def _count(self) -> None:
+        counts = torch.bincount(self.clusters.int(), minlength=len(self.group.centers))
+        self.counts = counts.cpu().numpy()
+
+    def _values(self, centers: np.ndarray) -> Tensor:
+        """The center of each latent weight, as the weights' type holds it."""
+        table = torch.from_numpy(centers).to(self.weights.dtype).to(self.weights.device)
+        return table[self.clusters.int()]
+
+    # -- layout and saving ------------------------------------------------------------------
+
+    def _split(self, row: Tensor) -> tuple[Tensor, ...]:
+        """A row as one part for each member."""
+        return row.split([len(places) for places in self._places.values()])
+
+    def _follow_moves(self) -> None:
+        """Lay everything out anew if a member was moved, converted or given other strides."""
+        members = self.group.members
+        if any(self._layout[name] != _layout(parameter) for name, parameter in members.items()):
+            self._lay_out({name: self._full(name) for name in members})
+
+    def _lay_out(self, full: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Take these over, all of their member's shape: alive, weights and place bits."""
+        rows: list[list[Tensor]] = [[], [], []]
+        for name, (alive, weights, bits) in full.items():
+            parameter = self.group.members[name]
+            places = ops.flat(ops.like(alive, parameter)).nonzero().flatten()
+            self._places[name], self._layout[name] = places, _layout(parameter)
+            assignment = self.group.assignment(name)
+            for row, tensor in zip(rows, (weights, bits, assignment), strict=True):
+                row.append(ops.flat(ops.like(tensor.detach(), parameter))[places])
+        dtype = self.group.dtype
+        self.weights = torch.cat(rows[0]).to(dtype)
+        self._place_bits = torch.cat(rows[1]).to(torch.promote_types(dtype, torch.float32))
+        self.clusters = torch.cat(rows[2])
+        self._ready = ops.Tensors([ops.Held(self.weights, self.clusters)])
+        self._count()
+
+    def _full(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The opposite: where there are latent weights, the weights and the bits, 0 elsewhere."""
+        number = list(self._places).index(name)
+        places, (device, _, stride) = self._places[name], self._layout[name]
+        rows = (
+            torch.ones_like(places, dtype=torch.bool),
+            self._split(self.weights)[number],
+            self._split(self._place_bits)[number],
+        )
+        shape = self.group.members[name].shape
+        full = [torch.empty_strided(shape, stride, dtype=r.dtype, device=device) for r in rows]
+        for tensor, row in zip(full, rows, strict=True):
+            ops.flat(tensor.zero_())[places] = row
+        return full[0], full[1], full[2]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where there are latent weights, what they are, and what a non-zero costs there."""
+        return {
+            f"{kind}.{name}": full
+            for name in self.group.members
+            for kind, full in zip(_KINDS, self._full(name), strict=True)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Take up where `state_dict` was called; the group has its own state already."""
+        found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        for name, parameter in self.group.members.items():
+            types = (torch.bool, parameter.dtype, self._place_bits.dtype)
+            alive, weights, bits = (
+                saved_tensor(state, f"{kind}.{name}", dtype=dtype, shape=parameter.shape)
+                for kind, dtype in zip(_KINDS, types, strict=True)
+            )
+            found[name] = alive, weights, bits
+        self._lay_out(found)
+
+
+_Layout = tuple[torch.device, torch.dtype, tuple[int, ...]]
+
+
+def _layout(parameter: Tensor) -> _Layout:
+    return parameter.device, parameter.dtype, parameter.stride()
+
+
+def value_bits(counts: np.ndarray, zero: int | None) -> np.ndarray:
+    """The bits of each value among the non-zero ones, by how often it occurs; 0 for zero."""
+    share = counts + 0.5  # an empty cluster may come back
+    if zero is not None:
+        share[zero] = 0.0
+    share /= max(share.sum(), 0.5)  # zero may be the only value
+    if zero is not None:
+        share[zero] = 1.0
+    return -np.log2(share)

@@ -1,0 +1,373 @@
+"""A budget: how small and how long, and the phases go by themselves."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from reefknot import ConfigError, DivergedError, SparseAPT, TyingError, load, save
+from reefknot.format import encode
+from reefknot.methods.apt.budget import _lengths
+from reefknot.methods.apt.num_clusters import better_num_clusters
+from reefknot.methods.apt.prune import Pruning
+from reefknot.methods.apt.target import Target
+
+INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(5))
+LABELS = (INPUTS[:, 0] + INPUTS[:, 1] > 0).long() + (INPUTS[:, 2] > 1).long()
+
+
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 120), nn.ReLU(), nn.Linear(120, 3))
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 2), nn.Conv2d(8, 8, (1, 2)), nn.Flatten(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def started(make=wide, lr=0.1, **settings):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    settings = {"target_bytes": 200, "steps": 200} | settings
+    return model, optimizer, SparseAPT(model, **settings).attach(optimizer)
+
+
+def go(model, optimizer, steps, tie=None):
+    """Some steps, at the learning rates of the method if it is given."""
+    for _ in range(steps):
+        if tie is not None:
+            optimizer.param_groups[0]["lr"] = 0.5 * tie.lr_factor(tie.step)
+        optimizer.zero_grad()
+        dtype = next(model.parameters()).dtype
+        cross_entropy(model(INPUTS.to(dtype)), LABELS).backward()
+        optimizer.step()
+
+
+def values(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# -- phases ---------------------------------------------------------------------------------
+
+
+def test_the_phases_go_by_themselves_and_the_file_has_its_size():
+    model, optimizer, tie = started()
+    seen = []
+    for _ in range(200):
+        if tie.phase.name not in seen:
+            seen.append(tie.phase.name)
+        go(model, optimizer, 1, tie)
+    assert seen == ["sparsify", "recover", "commit", "frozen"]
+    state = tie.finish()
+    assert 190 <= len(encode(state)) <= 200
+
+
+@pytest.mark.parametrize("target", [60, 130, 200, 400])
+@pytest.mark.parametrize("num_clusters", ["auto", 5])
+def test_the_file_is_never_above_its_target(tmp_path, target, num_clusters):
+    model, optimizer, tie = started(target_bytes=target, num_clusters=num_clusters)
+    go(model, optimizer, 200)
+    file = tmp_path / "model.reef"
+    assert save(tie.finish(), file) <= target
+    fresh = wide()
+    fresh.load_state_dict(load(file))
+    assert torch.equal(fresh(INPUTS), model(INPUTS))
+
+
+def test_a_density_is_a_target_too():
+    model, optimizer, tie = started(target_bytes=None, target_density=0.1, steps=1000)
+    go(model, optimizer, 1000, tie)
+    density = tie.finish().density
+    assert 0.09 <= density <= 0.1
+
+
+def test_the_model_runs_on_tied_values_from_commit_on():
+    model, optimizer, tie = started(num_clusters=5)
+    for _ in range(200):
+        go(model, optimizer, 1)
+        assert (len(values(model).unique()) <= 5) == tie.is_tied
+    assert tie.is_tied
+
+
+def test_zeros_are_fixed_when_recovering_begins():
+    model, optimizer, tie = started()
+    while tie.phase.name == "sparsify":
+        go(model, optimizer, 1)
+    zeros = values(model) == 0
+    assert 0.3 < zeros.float().mean() < 1
+    assert len(encode(tie.tied_state())) == pytest.approx(210, rel=0.03)  # 5 % to spare
+    while tie.phase.name == "recover":
+        go(model, optimizer, 1)
+        assert (values(model)[zeros] == 0).all()
+
+
+def test_little_has_to_be_cut_when_the_zeros_are_fixed():
+    model, optimizer, tie = started(steps=2000, lr=0.05)
+    while not tie.phase.over and tie.phase.name == "sparsify":
+        last = values(model)
+        go(model, optimizer, 1)
+    kept = values(model) != 0
+    lost = float(last[~kept].square().sum() / last.square().sum())
+    assert lost < 0.1
+
+
+def test_steps_beyond_the_budget_stay_frozen():
+    model, optimizer, tie = started()
+    go(model, optimizer, 210)
+    assert tie.phase.name == "frozen"
+    assert tie.finish().density < 1
+
+
+def test_finishing_too_early_says_how_many_steps_are_left():
+    model, optimizer, tie = started()
+    go(model, optimizer, 50)
+    with pytest.raises(TyingError, match="phase 'sparsify' with 150 steps left"):
+        tie.finish()
+
+
+@pytest.mark.parametrize("after", [20, 135, 170])
+def test_hardening_early_keeps_the_size_and_is_told(after, caplog):
+    model, optimizer, tie = started()
+    go(model, optimizer, after)
+    cut = tie.phase.name
+    tie.harden()
+    assert any(f"{cut} is cut short" in record.getMessage() for record in caplog.records)
+    go(model, optimizer, 10)
+    assert len(encode(tie.finish())) <= 200
+
+
+def test_a_loop_may_advance_the_phases_itself():
+    model, optimizer, tie = started()
+    tie.advances = False
+    go(model, optimizer, tie.phases[0].steps)
+    assert tie.phase_is_over
+    assert tie.phase.name == "sparsify"
+    tie.advance()
+    assert tie.phase.name == "recover"
+
+
+def test_every_phase_has_a_step_at_least():
+    for steps in range(10, 200):
+        found = _lengths(steps, (0.66, 0.06, 0.26))
+        assert sum(found) == steps
+        assert min(found) >= 1
+    assert _lengths(60_000, (0.66, 0.06, 0.26)) == [39_600, 3_600, 15_600, 1_200]
+
+
+def test_the_learning_rate_falls_in_each_phase_and_starts_anew():
+    model, optimizer, tie = started()
+    scheduler = tie.lr_scheduler(optimizer)
+    rates, begins = [], []
+    for step in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        before = tie.phase
+        go(model, optimizer, 1)
+        scheduler.step()
+        if tie.phase is not before:
+            begins.append(step + 1)
+    assert begins == [132, 144, 196]
+    for begin, end in zip([0, *begins], [*begins, 200], strict=True):
+        assert all(a > b for a, b in zip(rates[begin:end], rates[begin + 1 : end], strict=False))
+        assert rates[begin] == pytest.approx(0.01 if begin == 196 else 0.1)
+
+
+def test_the_density_before_and_after_is_logged(caplog):
+    caplog.set_level(logging.INFO, logger="reefknot")
+    model, optimizer, _ = started()
+    go(model, optimizer, 200)
+    told = [record.getMessage() for record in caplog.records]
+    assert [t.split(":")[0] for t in told if "begins" in t] == ["step 132", "step 144", "step 196"]
+
+
+def test_stats_tell_the_phase_the_bytes_and_the_target():
+    model, optimizer, tie = started()
+    go(model, optimizer, 190)
+    stats = tie.stats()
+    assert stats["phase"] == "commit"
+    assert stats["predicted_bytes"] == len(encode(tie.tied_state()))
+    assert stats["target_bytes"] == 200
+    assert stats["num_clusters"] == tie.groups[0].num_clusters
+
+
+# -- saving, moving, several optimizers -----------------------------------------------------
+
+
+@pytest.mark.parametrize("saved_at", [0, 3, 50, 132, 140, 144, 150, 170, 196, 198])
+def test_a_run_goes_on_exactly_where_it_was_saved(saved_at):
+    model, optimizer, tie = started()
+    go(model, optimizer, saved_at)
+    other, other_optimizer, other_tie = started()
+    go(other, other_optimizer, 160)  # in another phase, with latent weights of its own
+    other.load_state_dict(model.state_dict())
+    other_optimizer.load_state_dict(optimizer.state_dict())
+    other_tie.load_state_dict(tie.state_dict())
+    for one, two in ((model, optimizer), (other, other_optimizer)):
+        go(one, two, 200 - saved_at)
+    assert tie.finish() == other_tie.finish()
+
+
+def test_latent_weights_follow_a_model_that_is_laid_out_or_converted_anew():
+    settings = {"target_bytes": 90, "num_clusters": 5}
+    plain, plain_optimizer, _ = started(convolutions, lr=0.01, **settings)
+    model, optimizer, tie = started(convolutions, lr=0.01, **settings)
+    go(plain, plain_optimizer, 150)
+    go(model, optimizer, 150)
+    model.to(memory_format=torch.channels_last)
+    go(plain, plain_optimizer, 1)
+    go(model, optimizer, 1)
+    assert torch.allclose(values(plain), values(model), atol=1e-6)
+    model.double()
+    optimizer.zero_grad()
+    go(model, optimizer, 1)
+    assert len(values(model).unique()) <= 5
+    assert tie.phase.name == "commit"
+
+
+def test_weights_that_are_not_finite_are_told_while_the_model_runs_on_tied_ones():
+    model, optimizer, _ = started()
+    go(model, optimizer, 150)
+    model[0].weight.grad.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="not finite"):
+        optimizer.step()
+
+
+def test_two_optimizers_are_one_round():
+    model = wide()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.05)
+    second = torch.optim.SGD(model[2].parameters(), lr=0.05)
+    tie = SparseAPT(model, target_bytes=200, steps=100).attach(first, second)
+    for _ in range(100):
+        model.zero_grad()
+        cross_entropy(model(INPUTS), LABELS).backward()
+        first.step()
+        second.step()
+    assert tie.step == 100
+    assert len(encode(tie.finish())) <= 200
+
+
+def test_norm_layers_are_tied_but_not_pruned():
+    def normed():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 60), nn.LayerNorm(60), nn.ReLU(), nn.Linear(60, 3))
+
+    model, optimizer, tie = started(normed, target_bytes=250)
+    go(model, optimizer, 200)
+    state = tie.finish()
+    assert len(encode(state)) <= 250
+    assert (model[1].weight != 0).all()
+    assert len(model[1].weight.unique()) <= 9
+
+
+# -- what can go wrong ----------------------------------------------------------------------
+
+
+def test_a_target_that_cannot_be_met_is_refused_at_once():
+    model = wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tie = SparseAPT(model, target_bytes=1000, steps=100, exclude="0.weight")
+    with pytest.raises(ConfigError, match=r"target_bytes is 1,000, but .* still has 2,\d+"):
+        tie.attach(optimizer)
+
+
+def test_statistics_that_fill_up_in_training_count():
+    """A new BatchNorm holds zeros and ones, which cost nothing; soon it holds numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 100), nn.BatchNorm1d(100), nn.Linear(100, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    SparseAPT(model, target_bytes=300, steps=600).attach(optimizer)
+    with pytest.raises(TyingError, match=r"the target is 300, but .* still has \d{3}"):
+        go(model, optimizer, 50)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"target_bytes": 100}, "target_bytes needs steps"),
+        ({"steps": 100}, "steps needs target_bytes or target_density"),
+        ({"target_bytes": 1, "target_density": 0.5, "steps": 20}, "are both given"),
+        ({"target_bytes": 0, "steps": 20}, "target_bytes must be a whole number"),
+        ({"target_density": 1.5, "steps": 20}, "target_density must be a number from"),
+        ({"target_bytes": 9, "steps": 3}, "steps must be a whole number of steps, at least 10"),
+        ({"target_bytes": 9, "steps": 20, "l1_strength": 1e-4}, "l1_strength is set by the budget"),
+        ({"target_bytes": 9, "steps": 20, "init": "kmeans"}, "init is set by the budget"),
+        ({"num_clusters": "auto"}, 'num_clusters = "auto" needs target_bytes'),
+        ({"num_clusters": "many"}, "num_clusters must be a whole number from 2"),
+        ({"begin": "trained"}, "begin needs target_bytes"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(settings, sentence):
+    with pytest.raises(ConfigError) as caught:
+        SparseAPT(wide(), **settings)
+    assert any(sentence in mistake for mistake in caught.value.mistakes)
+
+
+# -- pruning and the number of values -------------------------------------------------------
+
+
+def sized(model, target, **settings):
+    tie = SparseAPT(model, target_bytes=target, steps=100, **settings)
+    tie.start_clusters("kmeans")
+    return tie
+
+
+def test_the_smallest_weights_of_all_groups_are_cut():
+    some = torch.arange(1.0, 101.0)
+    model = nn.ParameterDict({"a": nn.Parameter(some[::2].clone()), "b": nn.Parameter(-some[1::2])})
+    tie = sized(model, 34, num_clusters=3, scope="tensor")
+    tie.pruning.prune()
+    alive = {g.name: g.assignments[g.name] != g.zero_cluster for g in tie.groups}
+    least = model["a"][alive["a"]].min()
+    assert torch.equal(alive["a"], model["a"] >= least)
+    assert torch.equal(alive["b"], -model["b"] >= least)
+    assert len(encode(tie.tied_state())) <= 34
+    assert 0 < sum(int(a.sum()) for a in alive.values()) < 100
+
+
+def test_a_look_at_what_would_be_lost_changes_nothing():
+    model = wide()
+    tie = sized(model, 200)
+    before = tie.state_dict()
+    weights = values(model).double()
+    lost = tie.pruning.energy_lost()
+    after = tie.state_dict()
+    changed = {"survivors", "num_clusters.0", "checked"}
+    assert all(
+        torch.equal(torch.as_tensor(after[k]), torch.as_tensor(v))
+        for k, v in before.items()
+        if k not in changed
+    )
+    square = weights.square().sort().values
+    expected = square[: -tie.pruning.survivors].sum() / square.sum()
+    assert lost == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_trimmed_network_loses_what_is_worth_least():
+    weights = torch.zeros(20, 20)
+    weights[:, 0] = 3.0
+    weights[7, 9] = 0.5
+    model = nn.ParameterDict({"w": nn.Parameter(weights)})
+    tie = sized(model, 10_000, num_clusters=3)
+    tie.pruning.prune()
+    size = tie.file_bytes()
+    pruning = Pruning(tie.groups, Target(size - 1, tie.file_bytes), choose_num_clusters=False)
+    pruning.trim()
+    clusters = tie.groups[0].assignments["w"]
+    assert clusters[7, 9] == tie.groups[0].zero_cluster
+    assert (clusters[:, 0] != tie.groups[0].zero_cluster).all()
+    assert tie.file_bytes() < size
+
+
+def test_values_that_pay_stay_and_others_go():
+    rng = np.random.default_rng(0)
+    three = np.repeat([-1.0, 1.0, 2.0], 200) + rng.normal(0, 1e-3, 600)
+    weights = np.concatenate([three, rng.normal(0, 0.01, 4000)])
+    assert better_num_clusters(weights, 600, 4, 4000.0) == 4  # the three and zero
+    assert better_num_clusters(weights, 600, 6, 4000.0) == 5  # one at a time
+    assert better_num_clusters(weights, 600, 3, 4000.0) == 3  # a fourth would cost too many weights
