@@ -1,1 +1,1 @@
-"""Experiments: configurations, studies, records and the tables made from them."""
+"""Experiments: recipes and their queue, studies, records, and the tables made of them."""

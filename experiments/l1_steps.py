@@ -31,15 +31,15 @@ def measure(optimizer_name: str, l1_step: str, l1_strength: float) -> dict[str, 
     """Train one network softly, harden it, and look at it."""
     torch.manual_seed(0)
     data, model = DATASETS["digits"](), NETWORKS["digits-mlp"]()
-    kind, rate = OPTIMIZERS[optimizer_name]
-    optimizer = kind(model.parameters(), lr=rate)
+    kind, lr = OPTIMIZERS[optimizer_name]
+    optimizer = kind(model.parameters(), lr=lr)
     tie = reefknot.SparseAPT(
         model, tying_strength=1e-4, l1_strength=l1_strength, l1_step=l1_step, refit_every=200
     ).attach(optimizer)
-    plan = Plan(soft_steps=3_000, hard_steps=0, rate=rate, hard_rate=rate, decay="cosine")
+    plan = Plan(steps=3_000, soft_steps=3_000, lr=lr, hard_lr=lr, decay="cosine")
     zeros = 0.0
     for progress in train(model, tie, optimizer, Batches(*data.train, 128, 0), plan):
-        if progress.event == "soft":
+        if progress.event == "leaving":
             weights = torch.nn.utils.parameters_to_vector(model.parameters())
             zeros = float((weights == 0).float().mean())
     return {
@@ -55,8 +55,8 @@ def measure(optimizer_name: str, l1_step: str, l1_strength: float) -> dict[str, 
 def table(rows: list[dict[str, object]]) -> str:
     """The record as Markdown."""
     lines = [
-        "Digits, 64-300-100-10, rate 1e-3 (Adam) or 1.0 (Adadelta) with cosine decay, 3,000 steps",
-        "of soft tying, K = 17, one seed (`python -m experiments.l1_steps`):",
+        "Digits, 64-300-100-10, learning rate 1e-3 (Adam) or 1.0 (Adadelta) with cosine decay,",
+        "3,000 steps of soft tying, K = 17, one seed (`python -m experiments.l1_steps`):",
         "",
         "| optimizer | `l1_step` | `l1_strength` | exact zeros before `harden()` "
         "| density after it | validation error % |",

@@ -1,18 +1,20 @@
 """Our results beside the paper's, from records only.
 
     python -m experiments.tables            # the table as Markdown
-    python -m experiments.tables --write    # put the tables into docs/results.md and README.md
+    python -m experiments.tables --write    # put all tables into README.md and docs/
     python -m experiments.tables --check    # load every file, evaluate it again, compare
 
 Takes     experiments/records/*/ with record.json, config.toml and model.reef.
 Gives     one row per network and recipe, the mean over its seeds; or the records that do not hold.
 
-A record is checked in float64, so that the number of wrong answers is the same on every machine.
+A row appears when its first record does. Records are checked in float64, so that the number of
+wrong answers is the same on every machine.
 """
 
 import argparse
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -20,12 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 import reefknot
 from reefknot.format import open_state
+from reefknot.methods.settings import settings_of
 from reefknot.rates import rate_file, rate_paper
 from reefknot.runs.config import Config, read_config
 from reefknot.runs.training import error_percent
@@ -34,7 +35,7 @@ from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
 RECIPES = Path(__file__).parent
 RECORDS = RECIPES / "records"
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "docs" / "results.md", ROOT / "README.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "method.md")
 
 # Table 1 of the paper: error %, non-zero %, "max. compression rate".
 PAPER = {
@@ -58,25 +59,31 @@ PAPER = {
 }
 
 
-# One recipe, the same to other sizes, and with a part of it taken away or changed.
-ABLATED = "sparse_apt-300x"
-SIZES = {
-    "ablation-small": "to a smaller size, with more L1",
-    "ablation-smallest": "to a still smaller size, with still more L1",
-    "ablation-large": "to a larger size, with less L1",
-}
-ABLATIONS = {
-    "ablation-labels": "bare labels instead of the teachers' opinions",
-    "ablation-rate": "the same L1 strength for every weight, half as much",
-    "ablation-bits": "centers in float32",
-    "ablation-tensor": "a codebook for each tensor",
-    "ablation-clusters": "K = 17",
-    "ablation-size": "no size to end at: any zeros, the nearest value; twice the L1",
-    "ablation-through": "K = 17, never on tied values: clusters frozen by distance, any size",
-    "ablation-relax": "besides, no relaxing: L1 to the end",
+class HandMade(NamedTuple):
+    """A recipe of 0.1, means of its seeds 0 to 2. Its records are in the history."""
+
+    name: str
+    file_bytes: int
+    test_error: float
+
+
+# The recipes made from a size and a number of steps, and what took a person many settings at that
+# size.
+BUDGETS: dict[tuple[str, str], HandMade | None] = {
+    ("lenet-300-100", "sparse_apt-6900"): HandMade("sparse_apt-150x", 6_886, 0.96),
+    ("lenet-300-100", "sparse_apt-3300"): HandMade("sparse_apt-300x", 3_303, 1.65),
+    ("lenet-300-100", "sparse_apt-3300-alone"): None,
+    ("lenet-300-100", "sparse_apt-1770"): HandMade("sparse_apt-600x", 1_757, 1.60),
+    ("lenet-5-caffe", "sparse_apt-3050"): HandMade("sparse_apt-555x", 3_041, 0.63),
+    ("lenet-5-caffe", "sparse_apt-1140"): HandMade("sparse_apt-1500x", 1_140, 0.90),
+    ("lenet-5-caffe", "sparse_apt-1140-alone"): None,
 }
 SEEDS = (0, 1, 2)  # of a row; others show how well a recipe repeats
-NUM_VALIDATION, NUM_TEST = 6_000, 10_000  # of MNIST
+UNSEEN = {  # how many validation and test images there are
+    "mnist": (6_000, 10_000),
+    "mnist-warped": (6_000, 10_000),
+    "cifar10": (5_000, 10_000),
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,11 @@ class Run:
     def name(self) -> str:
         """The recipe's file, without its ending; the folder is date_network_name_seed."""
         return self.folder.name.rpartition("_seed")[0].partition(f"_{self.record['network']}_")[2]
+
+    @property
+    def num_teachers(self) -> int:
+        """How many networks softened the labels."""
+        return len(read_config(self.folder / "config.toml").distillation.teachers)
 
     @property
     def row(self) -> tuple[str, str]:
@@ -119,13 +131,12 @@ def recipes(*, new_seeds: bool = False) -> dict[tuple[str, str], list[Run]]:
 def table() -> str:
     """The comparison as Markdown."""
     columns = (
-        "network | recipe | scope | K | error %, paper | error % | parent % | non-zero %, paper "
-        "| non-zero % | rate, paper | `rate_paper` | `rate_file` | bytes | seeds"
+        "network | recipe | scope | K | error %, paper | error % | validation and test % "
+        "| parent % | non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_file` "
+        "| bytes | seeds"
     )
     rows = []
     for (network, name), group in recipes().items():
-        if name in SIZES or name in ABLATIONS:
-            continue
         first = group[0].record
         error, nonzero, rate = PAPER.get(group[0].row, ("", "", ""))
         dense = [run.record["dense_test_error"] for run in group]
@@ -134,9 +145,10 @@ def table() -> str:
                 network,
                 name,
                 _scope(first),
-                first["num_clusters"] or "",
+                _clusters(group),
                 error,
                 f"{_mean(group, 'test_error'):.2f}",
+                _with_interval(group),
                 "" if None in dense else f"{fmean(dense):.2f}",
                 nonzero,
                 f"{100 * _mean(group, 'density'):.2f}",
@@ -150,79 +162,78 @@ def table() -> str:
     return _markdown(columns, rows)
 
 
-def ablations() -> str:
-    """What the recipe of LeNet-300-100 has with each of its parts taken away or changed."""
-    columns = "recipe | error % | non-zero % | bytes | bytes of the recipe at that error | seeds"
-    rows = []
-    found = {name: group for (net, name), group in recipes().items() if net == "lenet-300-100"}
-    whole = {
-        fmean(map(_held_out, group)): _mean(group, "file_bytes")
-        for name, group in found.items()
-        if name == ABLATED or name in SIZES
-    }
-    for name, words in {ABLATED: "all of it", **SIZES, **ABLATIONS}.items():
-        if name in found:
-            group = found[name]
-            error = fmean(map(_held_out, group))
-            rows.append(
-                [
-                    words,
-                    f"{error:.2f}",
-                    f"{100 * _mean(group, 'density'):.2f}",
-                    f"{_mean(group, 'file_bytes'):,.0f}",
-                    _bytes_at(error, whole) if name in ABLATIONS else "",
-                    len(group),
-                ]
-            )
-    return _markdown(columns, rows)
-
-
-def _bytes_at(error: float, sizes: dict[float, float]) -> str:
-    """The bytes for an error between those of some runs, on straight lines of their logarithm."""
-    errors, found = zip(*sorted(sizes.items()), strict=True)
-    if error < errors[0]:
-        return f"over {found[0]:,.0f}"
-    if error > errors[-1]:
-        return f"under {found[-1]:,.0f}"
-    return f"{np.exp(np.interp(error, errors, np.log(found))):,.0f}"
-
-
-# The recipes of the README's table, and what was aimed at: times less, at an error in percent.
-SMALL = {
-    ("lenet-300-100", "sparse_apt-150x"): (150, 1.6),
-    ("lenet-300-100", "sparse_apt-300x"): (300, 1.9),
-    ("lenet-300-100", "sparse_apt-600x"): (300, 1.9),
-    ("lenet-5-caffe", "sparse_apt-555x"): (555, 0.7),
-    ("lenet-5-caffe", "sparse_apt-1500x"): (1500, 1.0),
-}
-
-
 def small() -> str:
     """The smallest files, for the README."""
     columns = (
-        "network | recipe | file bytes | times less | test error % | aimed at | warped images "
+        "network | file bytes | times less | test error % | warped images | teachers "
         "| dense parents % | seeds"
     )
     rows = []
     found = recipes()
-    for (network, name), aim in SMALL.items():
-        group = found[network, name]
+    for (network, _), group in _budget_rows(found):
         warped = group[0].record["data"] == "mnist-warped"
         parents = found[network, "dense-warped" if warped else "dense"]
         rows.append(
             [
                 network,
-                name,
                 f"{_mean(group, 'file_bytes'):,.0f}",
                 f"{_mean(group, 'rate_file'):,.0f}",
                 f"{_mean(group, 'test_error'):.2f}",
-                f"{aim[0]} at {aim[1]}",
                 "yes" if warped else "no",
+                group[0].num_teachers or "no",
                 f"{_mean(parents, 'test_error'):.2f}",
-                len(group),
+                _seeds(group),
             ]
         )
     return _markdown(columns, rows)
+
+
+def budgets() -> str:
+    """What a size and a number of steps give, seed by seed, beside the hand-made recipes."""
+    columns = (
+        "network | recipe | target | bytes of each seed | K | test error % of each seed | mean "
+        "| validation and test % | by hand: bytes | test error % | difference | seeds"
+    )
+    rows = []
+    for key, group in _budget_rows(recipes()):
+        rows.append(
+            [
+                *key,
+                f"{group[0].record['settings']['target_bytes']:,}",
+                ", ".join(f"{run.record['file_bytes']:,}" for run in group),
+                _clusters(group),
+                ", ".join(f"{run.record['test_error']:.2f}" for run in group),
+                f"{_mean(group, 'test_error'):.2f}",
+                _with_interval(group),
+                *_beside(BUDGETS[key], _mean(group, "test_error")),
+                _seeds(group),
+            ]
+        )
+    return _markdown(columns, rows)
+
+
+def _beside(hand: HandMade | None, error: float) -> list[str]:
+    """Bytes and error of the hand-made recipe, and how far two numbers are above it."""
+    if hand is None:
+        return [""] * 3
+    return [f"{hand.file_bytes:,}", f"{hand.test_error:.2f}", f"{error - hand.test_error:+.2f}"]
+
+
+def by_hand() -> str:
+    """The recipes of 0.1 that two numbers replace."""
+    rows = [
+        [network, f"`{hand.name}`", f"{hand.file_bytes:,}", f"{hand.test_error:.2f}", f"`{recipe}`"]
+        for (network, recipe), hand in BUDGETS.items()
+        if hand
+    ]
+    return _markdown("network | recipe of 0.1 | bytes | test error % | replaced by", rows)
+
+
+def _budget_rows(
+    found: dict[tuple[str, str], list[Run]],
+) -> Iterator[tuple[tuple[str, str], list[Run]]]:
+    """The budget recipes that have a record, in the order in which people read them."""
+    return ((key, found[key]) for key in BUDGETS if key in found)
 
 
 def repeats() -> str:
@@ -233,6 +244,8 @@ def repeats() -> str:
     rows = []
     usual = recipes()
     for key, group in recipes(new_seeds=True).items():
+        if key not in usual:
+            continue
         size, error = _mean(usual[key], "file_bytes"), _mean(usual[key], "test_error")
         for run in group:
             found = run.record
@@ -251,6 +264,15 @@ def repeats() -> str:
     return _markdown(columns, rows)
 
 
+def settings() -> str:
+    """The settings of sparse APT, as they are declared."""
+    rows = [
+        [f"`{f.name}`", f"`{json.dumps(f.default)}`" if f.default else "", f.metadata["doc"]]
+        for f in settings_of(reefknot.SparseAPT)
+    ]
+    return _markdown("setting | default | meaning", rows)
+
+
 def written(text: str) -> str:
     """A document with each table between its marks as the records have it now."""
     for mark, make in MARKS.items():
@@ -261,13 +283,40 @@ def written(text: str) -> str:
     return text
 
 
-MARKS = {"table": table, "ablations": ablations, "small": small, "repeats": repeats}
+MARKS = {
+    "table": table,
+    "budgets": budgets,
+    "by-hand": by_hand,
+    "small": small,
+    "repeats": repeats,
+    "settings": settings,
+}
 
 
-def _held_out(run: Run) -> float:
-    """The error on validation and test images together: less noise than on either."""
-    wrong = NUM_VALIDATION * run.record["val_error"] + NUM_TEST * run.record["test_error"]
-    return wrong / (NUM_VALIDATION + NUM_TEST)
+def _with_interval(group: list[Run]) -> str:
+    """The error over validation and test images together, and its binomial standard error.
+
+    Together they have less noise than either. Answers of different seeds to the same image are
+    counted as independent, which they are not quite.
+    """
+    validation, test = UNSEEN[group[0].record["data"]]
+    answers = (validation + test) * len(group)
+    wrong = sum(
+        validation * run.record["val_error"] + test * run.record["test_error"] for run in group
+    )
+    share = wrong / 100 / answers
+    return f"{100 * share:.2f} ± {100 * math.sqrt(share * (1 - share) / answers):.2f}"
+
+
+def _seeds(group: list[Run]) -> str:
+    """How many seeds there are, of those that a row shall have."""
+    return str(len(group)) if len(group) == len(SEEDS) else f"{len(group)} of {len(SEEDS)}"
+
+
+def _clusters(group: list[Run]) -> str:
+    """K, or the range where each seed chose its own; empty where nothing is tied."""
+    found = sorted({run.record["num_clusters"] for run in group} - {0, None})
+    return "" if not found else f"{found[0]}" if len(found) == 1 else f"{found[0]}–{found[-1]}"
 
 
 def _scope(record: dict[str, Any]) -> str:
@@ -297,6 +346,7 @@ def _without_seed(path: Path) -> Config:
         seed=0,
         start=start,
         training=replace(config.training, checkpoint_every=0),
+        optimizer=replace(config.optimizer, decay=config.plan.decay),  # its default, where unset
         distillation=replace(config.distillation, teachers=teachers),
     )
 
@@ -326,6 +376,8 @@ def check() -> Iterator[str]:
 
 
 def _markdown(columns: str, rows: list[list[Any]]) -> str:
+    if not rows:
+        return "(no records yet)"
     lines = [columns, " | ".join("---" for _ in columns.split(" | "))]
     lines += [" | ".join(map(str, cells)) for cells in rows]
     return "\n".join(f"| {line} |" for line in lines)

@@ -1,0 +1,200 @@
+"""The queue: every recipe that has no record yet, the longest first.
+
+    python -m experiments.run                     # all of them, on two threads
+    python -m experiments.run 'lenet-5*/sparse*'  # those whose network/recipe fits a pattern
+    python -m experiments.run --list              # what is done, begun and left; runs nothing
+
+Takes     experiments/NETWORK/RECIPE.toml, and experiments/queue.toml for seeds and minutes.
+Gives     a record under experiments/records for each run that ends.
+
+A run's folder lies outside the checkout (--runs). A run that was cut off goes on from its
+checkpoint. A recipe that starts from another record, or learns from it, waits for that record.
+"""
+
+import argparse
+import datetime
+import fnmatch
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from reefknot.runs.config import Config, read_config
+from reefknot.runs.folder import config_text
+
+RECIPES = Path(__file__).parent
+RECORDS = RECIPES / "records"
+KEPT = ("record.json", "model.reef")
+DEFAULT = {"seeds": [0], "minutes": 10}
+POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recipe with one seed."""
+
+    network: str
+    recipe: str
+    seed: int
+    minutes: float
+
+    @property
+    def name(self) -> str:
+        """How people and folders call it."""
+        return f"{self.network}_{self.recipe}_seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        """The recipe's file."""
+        return RECIPES / self.network / f"{self.recipe}.toml"
+
+    @cached_property
+    def config(self) -> Config:
+        """The recipe with this seed."""
+        return read_config(self.path, [f"seed={self.seed}"])
+
+    @property
+    def threads(self) -> int:
+        """How many it keeps busy."""
+        return max(1, self.config.training.threads)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a record is committed, of whatever date."""
+        return any(RECORDS.glob(f"*_{self.name}/record.json"))
+
+    @property
+    def needs(self) -> list[Path]:
+        """Files of other records that must be there first."""
+        config = self.config
+        return [Path(p) for p in (config.start, *config.distillation.teachers) if p is not None]
+
+
+def jobs(pattern: str = "*") -> Iterator[Job]:
+    """Every job whose network/recipe fits the pattern."""
+    queue: dict[str, dict[str, Any]] = tomllib.loads((RECIPES / "queue.toml").read_text())
+    for path in sorted(RECIPES.glob("*/*.toml")):
+        network, recipe = path.parent.name, path.stem
+        if not fnmatch.fnmatch(f"{network}/{recipe}", pattern) or network == "records":
+            continue
+        entry = DEFAULT | queue.get(network, {}).get(recipe, {})
+        for seed in entry["seeds"]:
+            yield Job(network, recipe, seed, entry["minutes"])
+
+
+class Queue:
+    """Runs jobs beside each other, as many as there are threads."""
+
+    def __init__(self, waiting: list[Job], runs: Path, threads: int) -> None:
+        self.waiting = sorted(waiting, key=lambda job: -job.minutes)
+        self.runs, self.threads = runs, threads
+        self.running: dict[Job, subprocess.Popen[bytes]] = {}
+        self.failed: list[str] = []
+
+    def go(self) -> int:
+        """Until nothing is left, or nothing can go on; gives how many runs failed."""
+        self.runs.mkdir(parents=True, exist_ok=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is as Ctrl-C
+        try:
+            while self.waiting or self.running:
+                if not self._begin_what_fits() and not self.running:
+                    for job in self.waiting:
+                        missing = [str(p) for p in job.needs if not p.exists()]
+                        self.failed.append(f"{job.name} needs {', '.join(missing)}")
+                    break
+                time.sleep(POLL_SECONDS)
+                self._collect()
+        except KeyboardInterrupt:
+            for process in self.running.values():
+                process.terminate()  # each writes a checkpoint and stops
+            for process in self.running.values():
+                process.wait()
+            print("stopped; the same command goes on")
+        for line in self.failed:
+            print(f"failed: {line}")
+        return len(self.failed)
+
+    def _begin_what_fits(self) -> bool:
+        begun = False
+        for job in list(self.waiting):
+            free = self.threads - sum(other.threads for other in self.running)
+            if min(job.threads, self.threads) <= free and all(p.exists() for p in job.needs):
+                self.waiting.remove(job)
+                self.running[job] = self._begin(job)
+                begun = True
+        if begun:
+            self._tell()
+        return begun
+
+    def _begin(self, job: Job) -> subprocess.Popen[bytes]:
+        folder = self.runs / job.name
+        command = [sys.executable, "-m", "reefknot.cli", "run", str(job.path)]
+        command += ["--out", str(folder), "--set", f"seed={job.seed}"]
+        command += ["--resume"] if folder.exists() else []
+        with (self.runs / f"{job.name}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _collect(self) -> None:
+        for job, process in list(self.running.items()):
+            if process.poll() is None:
+                continue
+            del self.running[job]
+            if process.returncode == 0:
+                print(f"done: {keep(job, self.runs / job.name)}", flush=True)
+            else:
+                log = (self.runs / f"{job.name}.log").read_text(errors="replace")
+                last = log.strip().rpartition("\n")[2]
+                self.failed.append(f"{job.name}: exit code {process.returncode}: {last}")
+            self._tell()
+
+    def _tell(self) -> None:
+        names = ", ".join(job.name for job in self.running) or "nothing"
+        left = sum(job.minutes * job.threads for job in (*self.waiting, *self.running))
+        hours = left / 60 / self.threads
+        print(f"running: {names}; {len(self.waiting)} waiting, about {hours:.1f} hours", flush=True)
+
+
+def keep(job: Job, folder: Path) -> Path:
+    """Copy what is published of a finished run; gives the record's folder."""
+    today = datetime.date.today().isoformat()
+    record = RECORDS / f"{today}_{job.name}"
+    record.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        shutil.copyfile(folder / name, record / name)
+    # Paths in it are relative to its folder.
+    config = read_config(folder / "config.toml")
+    (record / "config.toml").write_text(config_text(record, config))
+    return record
+
+
+def main() -> int:
+    """Run the queue, or list it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pattern", nargs="?", default="*", help="network/recipe, with * and ?")
+    parser.add_argument("--jobs", type=int, default=2, help="threads to keep busy [2]")
+    parser.add_argument(
+        "--runs", type=Path, default=RECIPES.parents[1] / "runs", help="folder of run folders"
+    )
+    parser.add_argument("--list", action="store_true", help="say what is done and left")
+    options = parser.parse_args()
+    found = list(jobs(options.pattern))
+    left = [job for job in found if not job.is_done]
+    if options.list:
+        for job in found:
+            begun = (options.runs / job.name).exists()
+            state = "done" if job.is_done else "begun" if begun else "left"
+            print(f"{state:6} {job.minutes:6.0f} min  {job.name}")
+    hours = sum(job.minutes * job.threads for job in left) / 60 / options.jobs
+    print(f"{len(found) - len(left)} of {len(found)} done; about {hours:.1f} hours left")
+    return 0 if options.list else min(1, Queue(left, options.runs, options.jobs).go())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
