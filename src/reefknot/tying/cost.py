@@ -5,8 +5,7 @@ Gives     the bits that a non-zero element takes, or would take, in each place.
 Unaware   of the coder, whose contexts (how full the row and the column are) it imitates.
 
 A weight in a row and a column that are full of others is cheap, a lonely one is expensive, and a
-row or column without any is nearly free: an L1 penalty in proportion to these bits empties rows
-and columns.
+row or column without any is nearly free. So a price on these bits empties rows and columns.
 """
 
 import math
