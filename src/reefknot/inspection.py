@@ -19,7 +19,7 @@ from reefknot.dtypes import is_zero
 from reefknot.errors import CheckError
 from reefknot.format import MAX_BYTES, open_file
 from reefknot.format.read import TensorCost
-from reefknot.rates import fixed_bits, paper_bits, predicted_bytes, rate_file, rate_of
+from reefknot.rates import fixed_bits, paper_bits, predicted_bytes, rate_file, rate_of, rate_strict
 from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import FoundTensor, open_tensors
 
@@ -49,6 +49,7 @@ class Inspection:
     original_bytes: int
     rate_file: float
     rate_paper: float
+    rate_strict: float
     rate_fixed: float
     density: float
     num_clusters: int
@@ -97,6 +98,7 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
         original_bytes=state.original_bytes,
         rate_file=rate_file(state, found.file_bytes),
         rate_paper=rate_of(state, paper),
+        rate_strict=rate_strict(state),
         rate_fixed=rate_of(state, fixed),
         density=sum(nonzeros[tensor.name] for tensor in trainable) / max(num_trainable, 1),
         num_clusters=state.num_clusters,

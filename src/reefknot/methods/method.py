@@ -38,6 +38,7 @@ log = logging.getLogger("reefknot")
 Stats = dict[str, Any]
 Saved = dict[str, Tensor | int | float]
 SizeOf = Callable[[TiedState], int]
+DeadOf = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 @dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
@@ -47,13 +48,16 @@ class Method(ABC):
 
     A subclass declares its settings as fields (`methods/settings.py`), and is a dataclass by that:
     its constructor takes the model and the settings. `size_of` says how many bytes a state takes up
-    in a file; methods know no other way to find out.
+    in a file, and `dead_of` which elements of which parameters may become zero without changing an
+    output; methods know no other way to find out. The second needs an `example_input`.
     """
 
     name: ClassVar[str]
 
     model: nn.Module = field(kw_only=False)
     size_of: SizeOf | None = field(default=None, kw_only=True)
+    dead_of: DeadOf | None = field(default=None, kw_only=True)
+    example_input: Any = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -215,6 +219,21 @@ class Method(ABC):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+
+    # -- what others find out -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def zero_dead_(self) -> None:
+        """Zero what no output needs: all of a unit that feeds only zeros, or is fed by them.
+
+        Without an example input the model stays as it is.
+        """
+        if self.dead_of is None or self.example_input is None:
+            return
+        named = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, dead in self.dead_of(self.model, self.example_input).items():
+            if name in named:
+                named[name].masked_fill_(dead, 0.0)
 
     # -- ending in a state ------------------------------------------------------------------
 
