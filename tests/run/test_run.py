@@ -64,6 +64,7 @@ RECORD_KEYS = {
     "file_bytes",
     "rate_file",
     "rate_paper",
+    "rate_strict",
     "seconds",
     "threads",
     "versions",
