@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from reefknot.codec import kernels as k
 from reefknot.codec.coder import Coder
+from reefknot.codec.kernels import range_coder as k
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
 from reefknot.format.read import _read_tight

@@ -406,7 +406,7 @@ class Content:
             for b in range(rows if by_column else columns):
                 r, c = (b, a) if by_column else (a, b)
                 if x.live_row[r] and x.live_column[c]:
-                    x.read_cell(r, c, LINES + (b & LINE_MASK))
+                    x.read_element(r, c, LINES + (b & LINE_MASK))
         self.shared[codebook] = {
             own: x.table[MAGNITUDE + own] for own in range(128) if MAGNITUDE + own in x.table
         }
@@ -489,8 +489,9 @@ class Matrix:
             known = min(active, 2)
             contexts = [
                 (COLUMN_FLAG + 3 + 4 * known + 2 * left + up, 4),
-                (COLUMN_FLAG + 15 + left + up + corners + 5 * known + 15 * behind, 4), (COLUMN_FLAG + 45 + active, 4),
-            ]  # fmt: skip
+                (COLUMN_FLAG + 15 + left + up + corners + 5 * known + 15 * behind, 4),
+                (COLUMN_FLAG + 45 + active, 4),
+            ]
             base = shrunk(self.table, COLUMN_FLAG + known, 2, 32768)
             live[c] = self.d.mixed(base, self.table, contexts, self.weights, 0, 24)
             count(self.table, COLUMN_FLAG + known, live[c])
@@ -502,76 +503,88 @@ class Matrix:
         self.table[LINE] = (0, 0)
         self.base = shrunk(self.all, 0, 4, 6554)
 
-    def level(self, slot, prior):
-        return min(STRETCH[shrunk(self.table, slot, prior, self.base) >> 4] + 1792 >> 7, 15)
-
-    def read_cell(self, r, c, cross):
-        d, table, weights, pivot, w = self.d, self.table, self.weights, self.pivot, self.width
-        left, above = self.at(r, c - 1), self.at(r - 1, c)
+    def read_element(self, r, c, cross):
+        w, pivot = self.width, self.pivot
+        left = self.at(r, c - 1)
         up = self.at(r, c - w) if w else pivot
         up_right = self.at(r, c - w + 1) if w > 1 and c >= w else pivot
         up_left = self.at(r, c - w - 1) if w else pivot
         behind = self.at(r, c - self.plane) if self.plane else pivot
         has = [int(i != pivot) for i in (left, up, up_right, up_left, behind)]
-        active = self.active[c]
-        last = (
-            PLACE + 16 * self.place[c] + active
-            if self.plane
-            else NEAR + has[0] + 2 * (above != pivot) + 4 * active
-        )
-        contexts = [
-            (LINE, 6), (cross, 24), (GRID + sum(h << i for i, h in enumerate(has)), 4),
-            (LEVEL_PAIR + 16 * self.level(cross, 24) + self.level(LINE, 6), 16), (last, 6),
-        ]  # fmt: skip
-        bit = d.mixed(self.base, table, contexts, weights, 4 + 6 * min(2, sum(has[:4])), 14)
-        count(self.all, 0, bit)
-        if not bit:
+        if not self.read_differs(r, c, cross, has):
             return
-        d.spend(1)
+        self.d.spend(1)
         pair = left + up - 2 * pivot
         pull = 2 * pair + up_right + up_left + behind - 3 * pivot
         ring = self.at(r, c - 2) - pivot
         if w > 2:
-            places = [c - w - 2, c - w + 2 if c >= w else -1] + [
-                c - 2 * w + k for k in range(-2, 3)
-            ]
+            places = [c - w - 2] + [c - 2 * w + k for k in range(-2, 3)]
             ring += sum(self.at(r, place) - pivot for place in places)
-        upper = int(pivot == 0)
-        if 0 < pivot < self.size - 1:
-            strength = min(abs(pull).bit_length(), 7) * (1 if pull >= 0 else -1)
-            slot = SIGNED + 22 + 3 * strength + (ring > 0) - (ring < 0)
-            upper = d.bit(shrunk(table, slot, 4, shrunk(table, SIGN_BASE, 4, 32768)))
-            count(table, slot, upper)
-            count(table, SIGN_BASE, upper)
-        choices = self.size - 1 - pivot if upper else pivot
+            ring += self.at(r, c - w + 2) - pivot if c >= w else 0
+        upper = self.read_side(pull, ring)
         if not upper:
             pair, pull, ring = -pair, -pull, -ring
-        pull += ring >> 1
-        near = min(5, 1 + min((pull >> 1).bit_length(), 7)) if pull > 0 else 0
-        close = min(5, pair.bit_length()) if pair > 0 else 0 if pair == 0 else 7 if pair < -3 else 6
+        distance = self.read_distance(r, upper, pair, pull + (ring >> 1))
+        self.x[r][c] = pivot + 1 + distance if upper else pivot - 1 - distance
+
+    def level(self, slot, prior):
+        return min(STRETCH[shrunk(self.table, slot, prior, self.base) >> 4] + 1792 >> 7, 15)
+
+    def read_differs(self, r, c, cross, has):
+        """Whether an element is not the pivot."""
+        active, above = self.active[c], int(self.at(r - 1, c) != self.pivot)
+        if self.plane:
+            last = PLACE + 16 * self.place[c] + active
+        else:
+            last = NEAR + has[0] + 2 * above + 4 * active
+        around = GRID + has[0] + 2 * has[1] + 4 * has[2] + 8 * has[3] + 16 * has[4]
+        levels = LEVEL_PAIR + 16 * self.level(cross, 24) + self.level(LINE, 6)
+        contexts = [(LINE, 6), (cross, 24), (around, 4), (levels, 16), (last, 6)]
+        first = 4 + 6 * min(2, sum(has[:4]))
+        bit = self.d.mixed(self.base, self.table, contexts, self.weights, first, 14)
+        count(self.all, 0, bit)
+        return bit
+
+    def read_side(self, pull, ring):
+        """Whether it is above the pivot."""
+        if self.pivot == 0 or self.pivot == self.size - 1:
+            return int(self.pivot == 0)
+        strength = min(abs(pull).bit_length(), 7) * (1 if pull >= 0 else -1)
+        slot = SIGNED + 22 + 3 * strength + (ring > 0) - (ring < 0)
+        bit = self.d.bit(shrunk(self.table, slot, 4, shrunk(self.table, SIGN_BASE, 4, 32768)))
+        count(self.table, slot, bit)
+        count(self.table, SIGN_BASE, bit)
+        return bit
+
+    def read_distance(self, r, upper, pair, pull):
+        """How many values lie between it and the pivot."""
+        d, table = self.d, self.table
+        choices = self.size - 1 - self.pivot if upper else self.pivot
+        near = min(5, 1 + (pull >> 1).bit_length()) if pull > 0 else 0
+        close = min(5, pair.bit_length()) if pair >= 0 else 6 if pair >= -3 else 7
         total, number = self.rank.get(r & LINE_MASK, (0, 0))
-        usual = 1 + min(6, total * 8 // (number * choices)) if number else 0
+        usual = 1 + min(6, 8 * total // (number * choices)) if number else 0
         bits = (choices - 1).bit_length()
-        node, done = 1, 0
+        node, distance = 1, 0
         for j in range(bits - 1, -1, -1):
-            if done + (1 << j) >= choices:
+            if distance + (1 << j) >= choices:
                 node *= 2
                 continue
             if node >= 64:
                 bit = d.adaptive(self.deep, (upper << bits) + node)
             else:
                 own = 64 * upper + node
-                base = shrunk(table, MAGNITUDE + own, 2, 32768)
                 contexts = [
                     (NEAR_MAGNITUDE + 128 * near + own, 8), (ROW_MAGNITUDE + 128 * usual + own, 8),
                     (PAIR_MAGNITUDE + 128 * close + own, 16),
                 ]  # fmt: skip
-                bit = d.mixed(base, table, contexts, weights, 22 + 4 * min(node - 1, 2), 20)
+                base = shrunk(table, MAGNITUDE + own, 2, 32768)
+                bit = d.mixed(base, table, contexts, self.weights, 22 + 4 * min(node - 1, 2), 20)
                 count(table, MAGNITUDE + own, bit)
-            done += bit << j
+            distance += bit << j
             node = node * 2 + bit
-        self.rank[r & LINE_MASK] = (total + done, number + 1)
-        self.x[r][c] = pivot + 1 + done if upper else pivot - 1 - done
+        self.rank[r & LINE_MASK] = (total + distance, number + 1)
+        return distance
 
 
 # ---- static tables (section 9) -----------------------------------------------------------------

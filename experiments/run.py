@@ -4,7 +4,7 @@
     python -m experiments.run 'lenet-5*/sparse*'  # those whose network/recipe fits a pattern
     python -m experiments.run --list              # what is done, begun and left; runs nothing
 
-Takes     experiments/NETWORK/RECIPE.toml, and experiments/queue.toml for seeds and minutes.
+Takes     experiments/NETWORK/RECIPE.toml, and experiments/queue.toml for seeds, sizes and minutes.
 Gives     a record under experiments/records for each run that ends.
 
 A run's folder lies outside the checkout (--runs). A run that was cut off goes on from its
@@ -32,18 +32,24 @@ from reefknot.runs.folder import config_text
 RECIPES = Path(__file__).parent
 RECORDS = RECIPES / "records"
 KEPT = ("record.json", "model.reef")
-DEFAULT = {"seeds": [0], "minutes": 10}
+DEFAULT = {"seeds": [0], "minutes": 10, "target_bytes": [None]}
 POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One recipe with one seed."""
+    """One recipe with one seed, and with one size if the queue names several."""
 
     network: str
-    recipe: str
+    file: str
     seed: int
     minutes: float
+    target_bytes: int | None = None
+
+    @property
+    def recipe(self) -> str:
+        """What its records are called: the file, and the size if the queue gives it."""
+        return self.file if self.target_bytes is None else f"{self.file}-{self.target_bytes}"
 
     @property
     def name(self) -> str:
@@ -53,12 +59,18 @@ class Job:
     @property
     def path(self) -> Path:
         """The recipe's file."""
-        return RECIPES / self.network / f"{self.recipe}.toml"
+        return RECIPES / self.network / f"{self.file}.toml"
+
+    @property
+    def changes(self) -> list[str]:
+        """What this job sets in the recipe."""
+        size = self.target_bytes
+        return [f"seed={self.seed}"] + ([f"settings.target_bytes={size}"] if size else [])
 
     @cached_property
     def config(self) -> Config:
-        """The recipe with this seed."""
-        return read_config(self.path, [f"seed={self.seed}"])
+        """The recipe as this job runs it."""
+        return read_config(self.path, self.changes)
 
     @property
     def threads(self) -> int:
@@ -81,12 +93,13 @@ def jobs(pattern: str = "*") -> Iterator[Job]:
     """Every job whose network/recipe fits the pattern."""
     queue: dict[str, dict[str, Any]] = tomllib.loads((RECIPES / "queue.toml").read_text())
     for path in sorted(RECIPES.glob("*/*.toml")):
-        network, recipe = path.parent.name, path.stem
-        if not fnmatch.fnmatch(f"{network}/{recipe}", pattern) or network == "records":
-            continue
-        entry = DEFAULT | queue.get(network, {}).get(recipe, {})
-        for seed in entry["seeds"]:
-            yield Job(network, recipe, seed, entry["minutes"])
+        network = path.parent.name
+        entry = DEFAULT | queue.get(network, {}).get(path.stem, {})
+        for size in entry["target_bytes"]:
+            for seed in entry["seeds"]:
+                job = Job(network, path.stem, seed, entry["minutes"], size)
+                if fnmatch.fnmatch(f"{network}/{job.recipe}", pattern) and network != "records":
+                    yield job
 
 
 class Queue:
@@ -136,7 +149,8 @@ class Queue:
     def _begin(self, job: Job) -> subprocess.Popen[bytes]:
         folder = self.runs / job.name
         command = [sys.executable, "-m", "reefknot.cli", "run", str(job.path)]
-        command += ["--out", str(folder), "--set", f"seed={job.seed}"]
+        command += ["--out", str(folder)]
+        command += [word for change in job.changes for word in ("--set", change)]
         command += ["--resume"] if folder.exists() else []
         with (self.runs / f"{job.name}.log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log)

@@ -25,6 +25,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import reefknot
+from experiments.run import jobs
 from reefknot.format import open_state
 from reefknot.methods.settings import settings_of
 from reefknot.rates import rate_file, rate_paper, rate_strict
@@ -32,8 +33,7 @@ from reefknot.runs.config import Config, read_config
 from reefknot.runs.training import error_percent
 from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
 
-RECIPES = Path(__file__).parent
-RECORDS = RECIPES / "records"
+RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "method.md")
 
@@ -334,15 +334,16 @@ def _mean(group: list[Run], key: str) -> float:
 
 def strays() -> Iterator[str]:
     """Records that were not trained as the recipe of their name says, but for the seed."""
+    found = {(job.network, job.recipe): job for job in jobs()}
     for run in runs():
-        recipe = Path(run.record["network"]) / f"{run.name}.toml"
-        if _without_seed(run.folder / "config.toml") != _without_seed(RECIPES / recipe):
-            yield f"{run.folder.name}: not the configuration of experiments/{recipe}"
+        job = found.get((run.record["network"], run.name))
+        trained = _without_seed(read_config(run.folder / "config.toml"))
+        if job is None or trained != _without_seed(job.config):
+            yield f"{run.folder.name}: not the configuration of a recipe of this name"
 
 
-def _without_seed(path: Path) -> Config:
+def _without_seed(config: Config) -> Config:
     """What decides the outcome of a run, but for its seed; each seed has its own parent."""
-    config = read_config(path)
     start = config.start and re.sub(r"seed\d+", "", os.path.normpath(config.start))
     teachers = [os.path.normpath(teacher) for teacher in config.distillation.teachers]
     return replace(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from reefknot.codec.huffman import message_bits
-from reefknot.codec.kernels import count_rows
+from reefknot.codec.kernels.sparse_rows import count_rows
 from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 
 DENSE_GAP_BITS = 5

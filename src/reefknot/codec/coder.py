@@ -8,7 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reefknot.codec import kernels as k
+from reefknot.codec.kernels import range_coder as k
+from reefknot.codec.kernels.names import TEXT_SLOTS, code_text
+from reefknot.codec.kernels.numbers import (
+    NUMBER_SLOTS,
+    code_flag,
+    code_number,
+    code_numbers,
+    code_uniform,
+)
 from reefknot.errors import FormatError, ReefknotError
 
 HALF = 32768
@@ -34,7 +42,7 @@ class TextModel:
     primed: "TextModel | None" = None
 
     def __init__(self) -> None:
-        self.table = np.zeros(k.TEXT_SLOTS, np.uint32)
+        self.table = np.zeros(TEXT_SLOTS, np.uint32)
         self.weights = np.array(_TEXT_WEIGHTS, np.int64)
         self.history = np.frombuffer(_PRIME.encode(), np.uint8)[-5:].copy()
 
@@ -47,7 +55,7 @@ class TextModel:
             coder, buffer, at = _writing(), np.zeros(4096, np.uint8), 0
             slots, work = np.zeros(8, np.int64), np.zeros(8, np.int64)
             while at < len(text):
-                at = k.code_text(coder, buffer, text, at, model.table, model.weights, slots, work)
+                at = code_text(coder, buffer, text, at, model.table, model.weights, slots, work)
             cls.primed = model
         model = cls()
         model.table[:] = cls.primed.table
@@ -185,15 +193,15 @@ class Coder:
             self.grow(256)
         table = self._numbers.get(kind)
         if table is None:
-            table = self._numbers[kind] = np.zeros(k.NUMBER_SLOTS, np.uint32)
-        return int(k.code_number(self.state, self.buffer, value, table))
+            table = self._numbers[kind] = np.zeros(NUMBER_SLOTS, np.uint32)
+        return int(code_number(self.state, self.buffer, value, table))
 
     def numbers(self, values: np.ndarray, kind: str) -> np.ndarray:
         """A row of numbers, coded in place."""
         self.grow(256 + 32 * len(values))
         if kind not in self._numbers:
-            self._numbers[kind] = np.zeros(k.NUMBER_SLOTS, np.uint32)
-        k.code_numbers(self.state, self.buffer, values, self._numbers[kind])
+            self._numbers[kind] = np.zeros(NUMBER_SLOTS, np.uint32)
+        code_numbers(self.state, self.buffer, values, self._numbers[kind])
         return values
 
     def flag(self, value: bool | int, kind: str, context: int = 0, base: int = HALF) -> bool:
@@ -205,13 +213,13 @@ class Coder:
             slot = self._flag_slots[kind, context] = len(self._flag_slots)
             if slot == len(self._flags):
                 self._flags = np.concatenate([self._flags, np.zeros_like(self._flags)])
-        return bool(k.code_flag(self.state, self.buffer, int(value), self._flags, slot, base))
+        return bool(code_flag(self.state, self.buffer, int(value), self._flags, slot, base))
 
     def uniform(self, value: int, size: int) -> int:
         """A number below `size`, all equally likely."""
         self.grow(256)
         if size <= 1 << 40:
-            return int(k.code_uniform(self.state, self.buffer, value, size))
+            return int(code_uniform(self.state, self.buffer, value, size))
         last = size - 1
         high = self.uniform(value >> 32, (last >> 32) + 1)
         low = self.uniform(
@@ -257,7 +265,7 @@ class Coder:
         area[5 + len(raw)] = 0
         area[:5] = model.history
         area[5 : 5 + len(raw)] = np.frombuffer(raw, np.uint8)
-        end = k.code_text(
+        end = code_text(
             self.state, self.buffer, area, 5, model.table, model.weights, self.slots, self.work
         )
         self.check()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reefknot.codec import kernels as k
 from reefknot.codec.coder import Coder
+from reefknot.codec.kernels import planes as k
 from reefknot.dtypes import DType
 
 CHUNK = 1 << 20  # elements that are turned at a time, to bound memory

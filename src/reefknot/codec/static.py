@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reefknot.codec import kernels as k
 from reefknot.codec.coder import Coder
+from reefknot.codec.kernels import rans as k
 from reefknot.errors import FormatError
 from reefknot.state import occurrences
 

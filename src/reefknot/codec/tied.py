@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reefknot.codec import kernels as k
 from reefknot.codec.coder import Coder
+from reefknot.codec.kernels import tied_model as k
+from reefknot.codec.kernels.tied import code_tied
 from reefknot.errors import FormatError
 
 NO_GRID, KERNEL, IMAGE, IMAGE_RGB, UNITS = range(5)  # how the columns of a matrix lie in space
@@ -157,16 +158,30 @@ def _code_with(
         raise FormatError(f"a tensor of shape {shape} cannot lie on grid {grid}")
     width, plane = lines
     bits = max(pivot, size - 1 - pivot).bit_length()
-    shared = memory.shared.setdefault(codebook, np.zeros(128, np.uint32))
     row_slots, column_slots = min(rows, k.LINE_MASK + 1), min(columns, k.LINE_MASK + 1)
     rank = np.zeros((row_slots, 2), np.int64)
-    k.code_tied(
-        coder.state, coder.buffer, x, x.reshape(-1), pivot, size, by_column, maps, width, plane,
-        units, np.zeros((columns if columns <= k.LINE_MASK else 0, 2), np.uint8),
-        shared, np.zeros((2 << bits) if bits > 6 else 1, np.uint32), memory.weights,
-        np.zeros(k.LINES + (row_slots if by_column else column_slots), np.uint32),
-        np.empty(rows + columns if maps else 0, np.uint8),
-        np.empty(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
-        rank,
-    )  # fmt: skip
+    code_tied(
+        coder.state,
+        coder.buffer,
+        k.Matrix(x.reshape(-1), rows, columns, pivot, size),
+        k.Columns(
+            width,
+            plane,
+            units,
+            group=columns // len(units) if len(units) else 0,
+            about=np.zeros((columns if columns <= k.LINE_MASK else 0, 2), np.uint8),
+        ),
+        k.Model(
+            memory.weights,
+            table=np.zeros(k.LINES + (row_slots if by_column else column_slots), np.uint32),
+            shared=memory.shared.setdefault(codebook, np.zeros(k.OWN_SLOTS, np.uint32)),
+            deep=np.zeros((2 << bits) if bits > 6 else 1, np.uint32),
+        ),
+        k.Lines(
+            int(by_column),
+            live=np.empty(rows + columns if maps else 0, np.uint8),
+            order=np.empty(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
+            rank=rank,
+        ),
+    )
     return rank[:, 1].copy()

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("reefknot")
 
 
-def compiled(*signatures: str, allocates: bool = True) -> Callable[[F], Any]:
+def compiled(*signatures: Any, allocates: bool = True) -> Callable[[F], Any]:
     """Compile a function for these numba signatures only, so that no input triggers compilation.
 
     The machine code is cached on disk; where no folder can be written (a read-only install, no

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.kmeans1d import MANY, kmeans1d, nearest, refit
 from reefknot.tying import ops
@@ -59,6 +60,23 @@ class Group(Clusters):
         weights = self._gather()
         self._part(weights, weights != 0, how)
         self._project()
+
+    def start_distinct(self) -> None:
+        """A cluster for each value that the weights have, and one at 0; for a given K, k-means.
+
+        A group without a zero cluster may have any weights.
+        """
+        if self._may_change:
+            distinct = np.unique(np.concatenate([np.unique(piece) for piece, _ in self._pieces()]))
+            wanted = len(distinct) + (self.sparse and not np.any(distinct == 0))
+            if self.sparse and wanted > self.most_clusters:
+                raise TyingError(
+                    f"group {self.name!r} has {len(distinct):,} values, more than "
+                    f"{self.most_clusters}, so it is not tied yet; pack the network first, give "
+                    'num_clusters or scope = "tensor", or begin with "trained"'
+                )
+            self.num_clusters = min(wanted, self.most_clusters)
+        self.start_sparse("kmeans")
 
     def part_zeros(self, most: float, num_clusters: int) -> None:
         """Weights up to this magnitude make the zero cluster, and k-means those of the others.
@@ -221,19 +239,11 @@ class Group(Clusters):
 
         What is below 1e-9 of the largest gradient does not count.
         """
-        held, copies = [], []
-        for (name, parameter), own in zip(self.members.items(), self._tensors().held, strict=True):
-            if (grad := grads.get(name)) is not None:
-                same = grad.to(self.dtype)
-                dead = own.dead if same.stride() == parameter.stride() else None
-                held.append(ops.Held(same, ops.like(own.assignment, same), dead))
-                if same is not grad:
-                    copies.append((grad, same))
-        tensors = ops.Tensors(held)
+        tensors, copies = self._with_gradients(grads)
         shared = ops.cluster_totals(tensors, len(self.centers))
         if how == "mean":
             counts = self.counts
-            if len(held) < len(self.members):
+            if len(tensors.held) < len(self.members):
                 counts = np.sum([c for name, c in self.tensor_counts() if name in grads], axis=0)
             shared /= np.maximum(counts, 1)
         if self.zero_cluster is not None:
@@ -241,6 +251,23 @@ class Group(Clusters):
         ops.project_(tensors, shared)
         for grad, same in copies:
             grad.copy_(same)
+
+    def _with_gradients(
+        self, grads: Mapping[str, Tensor]
+    ) -> tuple[ops.Tensors, list[tuple[Tensor, Tensor]]]:
+        """These gradients with their clusters; and which of them are copies, of what."""
+        found, own = [grads.get(name) for name in self.members], self._tensors()
+        same = [g for g, h in zip(found, own.held, strict=True) if ops.is_alike(g, h.weights)]
+        if len(same) == len(found):
+            return own.on(same), []
+        held, copies = [], []
+        for grad, (weights, assignment, dead) in zip(found, own.held, strict=True):
+            if grad is not None:
+                copy = grad.to(self.dtype)
+                still = dead if copy.stride() == weights.stride() else None
+                held.append(ops.Held(copy, ops.like(assignment, copy), still))
+                copies += [(grad, copy)] if copy is not grad else []
+        return ops.Tensors(held), copies
 
     def retie(self) -> None:
         """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""

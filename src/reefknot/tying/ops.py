@@ -7,8 +7,9 @@ Unaware   of groups, phases and optimizers.
 The two ways are twins: the sums are equal bit for bit, the gradients up to the last bit.
 """
 
+import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -65,6 +66,13 @@ class Tensors:
         self.sizes = self.work.table[:, 0].copy()
         self.num_bits = sum(w.numel() for w, _, _ in held).bit_length()
         self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
+
+    def on(self, values: Sequence[Tensor]) -> "Tensors":
+        """The same assignments for other tensors of these layouts, such as all gradients."""
+        other = copy.copy(self)
+        other.held = [held._replace(weights=v) for held, v in zip(self.held, values, strict=True)]
+        other.work = self.work.on([v.data_ptr() for v in values])
+        return other
 
     def run(self, loop: Any, numbers: tuple[float, ...], **arrays: np.ndarray) -> int:
         """Run a compiled loop over the weights that it can reach."""
@@ -125,7 +133,7 @@ def add_pull_(
     table = tensors.work.table
     for n, (held, grad) in enumerate(zip(tensors.held, grads, strict=True)):
         weights, assignment, _ = held
-        together = grad is not None and tensors.reached[n] and _alike(grad, weights)
+        together = tensors.reached[n] and is_alike(grad, weights)
         if together:
             assert grad is not None
             table[n, GRAD] = grad.data_ptr()
@@ -139,8 +147,9 @@ def add_pull_(
     table[:, 0] = tensors.sizes
 
 
-def _alike(grad: Tensor, weights: Tensor) -> bool:
-    return layout(grad)[1:] == layout(weights)[1:]  # all but the address
+def is_alike(grad: Tensor | None, weights: Tensor) -> TypeGuard[Tensor]:
+    """Whether there is a gradient that is laid out as its weights are."""
+    return grad is not None and layout(grad)[1:] == layout(weights)[1:]  # all but the address
 
 
 def _pull(
@@ -207,13 +216,21 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     dtype = tensors.held[0].weights.dtype
     bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
-        largest = np.max([float(w.abs().max()) for w, _, _ in tensors.held if w.numel()])
+        largest = np.max([_largest(w) for w, _, _ in tensors.held if w.numel()])
         if not np.isfinite(largest):
             raise DivergedError(
                 "a weight or a gradient is not finite any more; lower the rate or the strengths"
             )
         unit = loops.unit_above(np.array([largest]))
     return 2.0**bits / unit, 2.0**bits
+
+
+def _largest(weights: Tensor) -> float:
+    """The largest magnitude, NaN if one is; on the CPU without a copy."""
+    if weights.device.type == "cpu":
+        low, high = weights.aminmax()
+        return float(np.maximum(-float(low), float(high)))
+    return float(weights.abs().max())
 
 
 def project_(tensors: Tensors, centers: np.ndarray) -> None:

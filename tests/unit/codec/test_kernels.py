@@ -1,4 +1,8 @@
+import ast
+import importlib
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from unittest import mock
@@ -9,8 +13,7 @@ import pytest
 
 from reefknot.codec import kernels, tied
 from reefknot.codec.coder import Coder, spent_eighths
-from reefknot.codec.static import normalised
-from reefknot.codec.tables import (
+from reefknot.codec.kernels.tables import (
     PAIR_BUCKET,
     PULL_BUCKET,
     RECIPROCAL,
@@ -19,14 +22,20 @@ from reefknot.codec.tables import (
     STRETCH,
     STRETCH_MAX,
 )
+from reefknot.codec.static import normalised
 from reefknot.dtypes import DTYPES
 from reefknot.errors import FormatError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
 
+MODULES = [
+    importlib.import_module(f"{kernels.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(kernels.__path__)
+]
 LOOPS = {
     name: value
-    for name, value in vars(kernels).items()
+    for module in MODULES
+    for name, value in vars(module).items()
     if isinstance(value, numba.core.registry.CPUDispatcher)
 }
 # Those with signatures of their own compile nothing more; the others are parts of them.
@@ -55,7 +64,18 @@ def _check_integers(name, function):
 def test_kernels_have_their_signatures_only():
     assert {"code_tied", "code_planes", "code_text", "rans_decode"} <= set(KERNELS)
     with pytest.raises(TypeError):
-        kernels.rans_decode([1.5], None, 1, None, None)
+        KERNELS["rans_decode"]([1.5], None, 1, None, None)
+    with pytest.raises(TypeError):
+        KERNELS["code_tied"](*[np.zeros(1)] * 6)
+
+
+def test_loops_are_made_of_files_that_the_name_of_their_machine_code_stands_for():
+    # Constants and parts are compiled into a loop: one that came from elsewhere could go stale.
+    for module in MODULES:
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "reefknot":
+                assert node.module.startswith(("reefknot.codec.kernels.", "reefknot.kernels."))
+            assert not isinstance(node, ast.Import) or node.names[0].name == "numpy"
 
 
 def test_tables():

@@ -308,6 +308,57 @@ def test_settings_that_do_not_go_together_are_named(settings, sentence):
     assert any(sentence in mistake for mistake in caught.value.mistakes)
 
 
+# -- from a network that is tied already ----------------------------------------------------
+
+
+def tied_already(num_values=4):
+    """Weights of few values, as a packed file gives them; half of them zero."""
+    model = wide()
+    for parameter in model.parameters():
+        steps = (parameter.detach() * num_values).round().clamp(-num_values, num_values)
+        parameter.data = steps / num_values * (torch.rand_like(steps) < 0.5)
+    return model
+
+
+def test_a_tied_network_starts_from_its_own_values():
+    model = tied_already()
+    before = values(model)
+    tie = SparseAPT(model, target_bytes=400, steps=40, begin="commit")
+    tie.attach(torch.optim.SGD(model.parameters(), lr=0.0))
+    assert tie.stats()["phase"] == "commit"
+    assert torch.equal(values(model), before)
+    distinct = before.unique()
+    assert torch.equal(torch.from_numpy(tie.groups[0].centers).float(), distinct)
+    assert tie.stats()["num_clusters"] == len(distinct)
+
+
+def test_a_tied_network_has_its_size_in_the_end_and_its_zeros_stay(tmp_path):
+    model = tied_already()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    zeros = values(model) == 0
+    tie = SparseAPT(model, target_bytes=150, steps=200, begin="commit").attach(optimizer)
+    assert tie.file_bytes() > 150
+    go(model, optimizer, 200)
+    assert 120 < save(tie.finish(), tmp_path / "x.reef") <= 150
+    assert (values(model)[zeros] == 0).all()
+
+
+def test_a_given_number_of_values_is_fitted_to_a_tied_network():
+    model = tied_already()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    SparseAPT(model, target_bytes=400, steps=40, begin="commit", num_clusters=3).attach(optimizer)
+    assert len(values(model).unique()) == 3
+
+
+def test_a_network_that_is_not_tied_is_refused_where_it_should_be():
+    model = wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tie = SparseAPT(model, target_bytes=400, steps=40, begin="commit")
+    with pytest.raises(TyingError, match=r"1,203 values, more than 256.*pack the network first"):
+        tie.attach(optimizer)
+    go(model, optimizer, 1)  # nothing is attached
+
+
 # -- pruning and the number of values -------------------------------------------------------
 
 

@@ -20,10 +20,11 @@ from reefknot.methods.apt.recover import Recover
 from reefknot.methods.apt.sparsify import Sparsify
 from reefknot.methods.apt.weights import TiedWeights
 
-Begin = Literal["sparsify", "trained"]
+Begin = Literal["sparsify", "trained", "commit"]
 
 # Shares of the steps: sparsify, recover, commit; frozen has the rest.
 _SHARES = {"sparsify": (0.66, 0.06, 0.26), "trained": (0.46, 0.10, 0.40)}
+_COMMIT_SHARE = 0.95  # where nothing comes before it
 _REFITS = 60  # k-means runs in all of training
 _SPARE = 1.07  # how much larger the network is when its zeros are fixed: commit makes some more
 _TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at the end of commit
@@ -35,10 +36,24 @@ def phases_for(
     steps: int,
     begin: Begin,
 ) -> list[Phase]:
-    """The four phases of a budget."""
-    lengths = _lengths(steps, _SHARES[begin])
+    """The four phases of a budget, or the last two of them for weights that are tied already."""
     refit_every = max(1, steps // _REFITS)
     low, middle, high = _TYING
+
+    def last_two(commit_steps: int, frozen_steps: int) -> list[Phase]:
+        commit = Commit(
+            weights,
+            commit_steps,
+            tying_strength=(middle, high),
+            refit_every=refit_every,
+            controller=PriceController(pruning.target),
+        )
+        trim = Frozen(weights, frozen_steps, zero_cluster=True, prepare=pruning.trim)
+        return [commit, trim]
+
+    if begin == "commit":
+        return last_two(*_lengths(steps, [_COMMIT_SHARE]))
+    lengths = _lengths(steps, _SHARES[begin])
     return [
         Sparsify(
             weights,
@@ -55,14 +70,7 @@ def phases_for(
             refit_every=refit_every,
             choose_zeros=lambda: pruning.prune(_SPARE),
         ),
-        Commit(
-            weights,
-            lengths[2],
-            tying_strength=(middle, high),
-            refit_every=refit_every,
-            controller=PriceController(pruning.target),
-        ),
-        Frozen(weights, lengths[3], zero_cluster=True, prepare=pruning.trim),
+        *last_two(*lengths[2:]),
     ]
 
 

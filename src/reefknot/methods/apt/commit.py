@@ -1,6 +1,7 @@
 """Commit: the network runs on tied values while latent weights are trained behind them.
 
-Takes     weights whose zeros are fixed; with a size, a controller that sets the price of a bit.
+Takes     weights whose zeros are fixed, or that are tied already; with a size, a controller that
+          sets the price of a bit.
 Gives     a network that loses nothing when its clusters are frozen.
 Paper     ours, between sections 3.1 and 3.2; gradients go straight through the tying
           (Bengio, Léonard and Courville 2013).
@@ -56,6 +57,7 @@ class Commit(Phase):
 
     def enter(self) -> None:
         """Tied values take the place of the weights, which live on behind them."""
+        self.weights.tie_distinct()
         self.latent = [LatentWeights(group) for group in self.weights.groups]
         for latent in self.latent:
             latent.tie(0.0)

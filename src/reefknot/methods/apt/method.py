@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from reefknot.errors import TyingError
+from reefknot.errors import ReefknotError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.apt.budget import Begin, lr_factor, phases_for
 from reefknot.methods.apt.frozen import Frozen, Projected
@@ -36,6 +36,7 @@ from reefknot.tying.saved import saved_count, saved_number
 
 NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's, where none are given
 FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # where K is chosen
+MOST_VALUES = 256  # of a group that is tied already
 _CENTER_BITS = 7  # of each center's fraction that a file of a given size has
 _WITHOUT_BUDGET = {
     "tying_strength": None,
@@ -110,13 +111,17 @@ class _ParameterTying(TiedWeights):
         if self.pruning and not self._entered:
             require_reachable(self.groups, self.pruning.target)
         super().attach(*optimizers)
-        self._enter_first()
+        try:
+            self._enter_first()
+        except ReefknotError:
+            self.detach()
+            raise
         return self
 
     def _enter_first(self) -> None:
         if not self._entered:
-            self._entered = True
             self.phase.enter()
+            self._entered = True
 
     def before_step(self, step: Step) -> None:
         """What the phase does before an optimizer step."""
@@ -360,8 +365,9 @@ class SparseAPT(_ParameterTying):
     )
     begin: Begin = setting(
         default="sparsify",
-        doc='with a budget: "sparsify" from a random start, or "trained" from a trained network, '
-        "which needs a shorter first phase",
+        doc='with a budget: "sparsify" from a random start; "trained" from a trained one, which '
+        'has a shorter first phase; "commit" from one that is tied already, such as a packed file, '
+        "whose values are the first centers",
         check=is_choice(*get_args(Begin)),
     )
     l1_step: L1Step = setting(
@@ -389,7 +395,9 @@ class SparseAPT(_ParameterTying):
         return self.num_clusters
 
     def _most_clusters(self) -> int | None:
-        return MOST_CLUSTERS if self._chooses_clusters else None
+        if not self._chooses_clusters:
+            return None
+        return MOST_VALUES if self.begin == "commit" else MOST_CLUSTERS
 
     @property
     def _has_budget(self) -> bool:

@@ -23,6 +23,13 @@ class TiedWeights(TyingMethod):
                 group.start(how)
                 self.moved()
 
+    def tie_distinct(self) -> None:
+        """The clusters are the values that the weights have, unless there are some."""
+        for group in self.groups:
+            if not group.assignments:
+                group.start_distinct()
+                self.moved()
+
     def refit(self) -> None:
         """k-means on all groups."""
         changed = [group.refit() * group.num_weights for group in self.groups]

@@ -1,0 +1,74 @@
+"""Fast streams: symbols by their overall frequency, from four interleaved rANS states.
+
+Takes     symbols and their frequencies, or the words of a stream.
+Gives     words, or symbols.
+Unaware   of how tables of frequencies are stored.
+"""
+
+import numpy as np
+
+from reefknot.kernels.jit import compiled, inlined
+
+LANES = 4
+LANE_LOW = 1 << 24  # a lane's state is in [LANE_LOW, LANE_LOW · 65536)
+
+
+@compiled(
+    "int64(uint16[::1], int64[::1], int64[::1], int64, uint16[::1], int64[::1])", allocates=False
+)
+def rans_encode(symbols, frequency, start, precision, words, lanes):
+    """Write symbols, and words for a decoder, from last to first; gives the number of words."""
+    at = np.int64(0)
+    for i in range(len(symbols) - 1, -1, -1):
+        symbol = symbols[i]
+        share = frequency[symbol]
+        state = lanes[i & (LANES - 1)]
+        if state >= ((LANE_LOW >> precision) << 16) * share:
+            words[at] = state & 0xFFFF
+            at += 1
+            state >>= 16
+        lanes[i & (LANES - 1)] = ((state // share) << precision) + state % share + start[symbol]
+    return at
+
+
+@inlined
+def taken(state, entries, precision):
+    """The symbol of a state, and the state after it."""
+    entry = entries[state & ((np.int64(1) << precision) - 1)]
+    return entry >> 32, (((entry >> 16) & 0xFFFF) + 1) * (state >> precision) + (entry & 0xFFFF)
+
+
+@inlined
+def renewed(state, words, at, words_left):
+    """A state that is large enough again, the next word, and how many words are left.
+
+    A damaged stream may ask for more words than there are: it gets none.
+    """
+    if state < LANE_LOW and words_left > 0:
+        state = (state << 16) | np.int64(words[at])
+        at += 1
+        words_left -= 1
+    return state, at, words_left
+
+
+@compiled("int64(uint16[::1], int64[::1], int64, uint16[::1], int64[::1])", allocates=False)
+def rans_decode(symbols, entries, precision, words, lanes):
+    """Read symbols; `entries` has symbol, frequency - 1 and offset of a slot. Gives words used."""
+    at = np.int64(0)
+    full = len(symbols) & ~(LANES - 1)
+    one, two, three, four = lanes[0], lanes[1], lanes[2], lanes[3]
+    for i in range(0, full, LANES):
+        symbols[i], one = taken(one, entries, precision)
+        symbols[i + 1], two = taken(two, entries, precision)
+        symbols[i + 2], three = taken(three, entries, precision)
+        symbols[i + 3], four = taken(four, entries, precision)
+        words_left = min(LANES, len(words) - at)
+        one, at, words_left = renewed(one, words, at, words_left)
+        two, at, words_left = renewed(two, words, at, words_left)
+        three, at, words_left = renewed(three, words, at, words_left)
+        four, at, words_left = renewed(four, words, at, words_left)
+    lanes[0], lanes[1], lanes[2], lanes[3] = one, two, three, four
+    for i in range(full, len(symbols)):
+        symbols[i], state = taken(lanes[i & (LANES - 1)], entries, precision)
+        lanes[i & (LANES - 1)], at, _ = renewed(state, words, at, len(words) - at)
+    return at
