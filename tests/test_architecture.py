@@ -41,8 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Left of the waist: makes a state. No bytes.
     "zoo": COMMON,
     "tying": {"errors", "kernels"},
-    "methods": {*DATA, "kernels", "tensors", "tying"},
+    "methods": {*DATA, "kernels", "shrink", "tensors", "tying"},
     "batchnorm": set(),
+    "shrink": COMMON,
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},

@@ -2,7 +2,8 @@
 
 Takes     a `TiedState`, or the counts of its values while it is still training.
 Gives     `rate_file` (real bytes), `rate_fixed` (equation 2), `rate_paper` (CSR and Huffman),
-          and `predicted_bytes`, an estimate for progress bars.
+          `rate_strict` (the same with raw row pointers and biases), and `predicted_bytes`, an
+          estimate for progress bars.
 Paper     equation 2, and the "maximum compression rate" of its Table 1.
 Unaware   of how a `.reef` file is coded: `rate_file` is told the size.
 
@@ -10,7 +11,7 @@ Only `rate_file` is a size that can be had on a disk; the others make published 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 
 DENSE_GAP_BITS = 5
 CONV_GAP_BITS = 8
+ROW_POINTER_BITS = 32
 TABLE_LENGTH_BITS = 5  # what a Huffman table spends on a code length, beside the symbol itself
 
 
@@ -45,6 +47,15 @@ def rate_paper(state: TiedState) -> float:
     return rate_of(state, paper_bits(state))
 
 
+def rate_strict(state: TiedState) -> float:
+    """As `rate_paper`, but with raw row pointers and biases, as plain CSR code would store them.
+
+    A weight of R rows has R + 1 pointers of 32 bits instead of a code for entries per row. A tied
+    tensor of one dimension is stored as it is, at its own element size.
+    """
+    return rate_of(state, strict_bits(state))
+
+
 def fixed_bits(state: TiedState) -> float:
     """The bits that `rate_fixed` divides by."""
     bits = float(_kept_bits(state))
@@ -58,12 +69,25 @@ def fixed_bits(state: TiedState) -> float:
 def paper_bits(state: TiedState) -> int:
     """The bits that `rate_paper` divides by."""
     layers: dict[tuple[str, int], list[TiedTensor]] = {}
-    for tensor in state.tensors:
-        if isinstance(tensor, TiedTensor):
-            layers.setdefault((tensor.name.rpartition(".")[0], tensor.codebook), []).append(tensor)
-    bits = _kept_bits(state) + sum(8 * codebook.values.nbytes for codebook in state.codebooks)
+    for tensor in _tied(state):
+        layers.setdefault((tensor.name.rpartition(".")[0], tensor.codebook), []).append(tensor)
+    bits = _kept_bits(state) + _codebook_bits(state)
     for (_, number), tensors in layers.items():
-        bits += _layer_bits(tensors, state.codebooks[number].zeros)
+        symbols = _Symbols(tensors, state.codebooks[number].zeros)
+        bits += symbols.entry_bits() + symbols.row_bits()
+    return bits
+
+
+def strict_bits(state: TiedState) -> int:
+    """The bits that `rate_strict` divides by."""
+    bits = _kept_bits(state) + _codebook_bits(state)
+    for tensor in _tied(state):
+        codebook = state.codebooks[tensor.codebook]
+        if len(tensor.shape) < 2:
+            bits += 8 * codebook.values.itemsize * tensor.indices.size
+        else:
+            symbols = _Symbols([tensor], codebook.zeros)
+            bits += symbols.entry_bits() + ROW_POINTER_BITS * (tensor.shape[0] + 1)
     return bits
 
 
@@ -93,35 +117,49 @@ def _kept_bits(state: TiedState) -> int:
     return 8 * sum(tensor.data.nbytes for tensor in state.tensors if isinstance(tensor, KeptTensor))
 
 
-def _layer_bits(tensors: list[TiedTensor], zeros: np.ndarray) -> int:
-    gap_bits = CONV_GAP_BITS if any(len(t.shape) > 2 for t in tensors) else DENSE_GAP_BITS
-    values, gaps = np.zeros(max(len(zeros), 1), np.int64), np.zeros(1 << gap_bits, np.int64)
-    rows: dict[int, int] = {}  # how many rows have so many entries
-    for tensor in tensors:
-        if tensor.indices.size:
-            _count_rows(tensor, zeros, values, gaps, rows)
-    return (
-        _code_bits(values, max(len(zeros) - 1, 1).bit_length())
-        + _code_bits(gaps, gap_bits)
-        + _code_bits(np.array([*rows.values()], np.int64), max([1, *rows]).bit_length())
-    )
+def _codebook_bits(state: TiedState) -> int:
+    return sum(8 * codebook.values.nbytes for codebook in state.codebooks)
 
 
-def _count_rows(
-    tensor: TiedTensor, zeros: np.ndarray, values: np.ndarray, gaps: np.ndarray,
-    rows: dict[int, int],
-) -> None:  # fmt: skip
-    """Count a tensor's symbols, some elements at a time: it may be all that memory has room for."""
-    columns = tensor.indices.size // (tensor.shape[0] if len(tensor.shape) > 1 else 1)
-    stored, zero = (~zeros).astype(np.uint8), int(np.argmax(zeros))
-    flat, at_row = tensor.indices.reshape(-1), np.zeros(3, np.int64)
-    for at in range(0, len(flat), CHUNK):
-        part = flat[at : at + CHUNK].copy()
-        lengths = np.zeros(1 + len(part) // columns, np.int64)
-        ended = count_rows(part, columns, stored, zero, values, gaps, at_row, lengths)
-        found, many = np.unique(lengths[:ended], return_counts=True)
-        for length, number in zip(found.tolist(), many.tolist(), strict=True):
-            rows[length] = rows.get(length, 0) + number
+def _tied(state: TiedState) -> Iterator[TiedTensor]:
+    return (tensor for tensor in state.tensors if isinstance(tensor, TiedTensor))
+
+
+class _Symbols:
+    """What compressed sparse rows of some tensors with one codebook consist of, counted."""
+
+    def __init__(self, tensors: list[TiedTensor], zeros: np.ndarray) -> None:
+        is_conv = any(len(tensor.shape) > 2 for tensor in tensors)
+        self.gap_bits = CONV_GAP_BITS if is_conv else DENSE_GAP_BITS
+        self.values = np.zeros(max(len(zeros), 1), np.int64)
+        self.gaps = np.zeros(1 << self.gap_bits, np.int64)
+        self.rows: dict[int, int] = {}  # how many rows have so many entries
+        for tensor in tensors:
+            if tensor.indices.size:
+                self._count(tensor, zeros)
+
+    def entry_bits(self) -> int:
+        """Value ids and gaps."""
+        id_bits = max(len(self.values) - 1, 1).bit_length()
+        return _code_bits(self.values, id_bits) + _code_bits(self.gaps, self.gap_bits)
+
+    def row_bits(self) -> int:
+        """Entries per row."""
+        counts = np.array([*self.rows.values()], np.int64)
+        return _code_bits(counts, max([1, *self.rows]).bit_length())
+
+    def _count(self, tensor: TiedTensor, zeros: np.ndarray) -> None:
+        """Some elements at a time: the tensor may be all that memory has room for."""
+        columns = tensor.indices.size // (tensor.shape[0] if len(tensor.shape) > 1 else 1)
+        stored, zero = (~zeros).astype(np.uint8), int(np.argmax(zeros))
+        flat, at_row = tensor.indices.reshape(-1), np.zeros(3, np.int64)
+        for at in range(0, len(flat), CHUNK):
+            part = flat[at : at + CHUNK].copy()
+            lengths = np.zeros(1 + len(part) // columns, np.int64)
+            ended = count_rows(part, columns, stored, zero, self.values, self.gaps, at_row, lengths)
+            found, many = np.unique(lengths[:ended], return_counts=True)
+            for length, number in zip(found.tolist(), many.tolist(), strict=True):
+                self.rows[length] = self.rows.get(length, 0) + number
 
 
 def _code_bits(counts: np.ndarray, symbol_bits: int) -> int:

@@ -192,6 +192,7 @@ def test_inspect_accounts_for_every_byte(tmp_path):
         "original_bytes",
         "rate_file",
         "rate_paper",
+        "rate_strict",
         "rate_fixed",
         "density",
         "num_clusters",

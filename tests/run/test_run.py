@@ -26,6 +26,7 @@ from reefknot.cli import main
 from reefknot.format import open_state
 from reefknot.runs.checkpoint import read_checkpoint
 from reefknot.runs.config import read_config
+from reefknot.runs.parts import build
 from reefknot.runs.run import InterruptedRunError, run
 from reefknot.state import TiedState
 from reefknot.zoo import DATASETS
@@ -64,6 +65,7 @@ RECORD_KEYS = {
     "file_bytes",
     "rate_file",
     "rate_paper",
+    "rate_strict",
     "seconds",
     "threads",
     "versions",
@@ -140,6 +142,12 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # -- the folder -----------------------------------------------------------------------------
+
+
+def test_a_method_of_a_run_knows_an_example_of_the_inputs(tmp_path):
+    """Which it needs to find dead units."""
+    parts = build(read_config(digits_config(tmp_path, method="dense")))
+    assert torch.equal(parts.method.example_input, parts.data.train.inputs[:1])
 
 
 def test_the_folder_holds_what_the_design_says_and_nothing_else(tied: Path) -> None:

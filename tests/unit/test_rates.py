@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from reefknot.dtypes import DTYPES
-from reefknot.rates import predicted_bytes, rate_file, rate_fixed, rate_paper
+from reefknot.rates import predicted_bytes, rate_file, rate_fixed, rate_paper, rate_strict
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 F32 = DTYPES["F32"]
@@ -66,14 +66,31 @@ def test_rate_paper_counts_a_bias_as_one_more_row_of_its_layer():
     assert rate_paper(split) == rate_paper(state_of(w=matrix))
 
 
-@pytest.mark.parametrize("rate", [rate_fixed, rate_paper])
+def test_rate_strict_of_a_dense_layer_worked_by_hand():
+    # The matrix of the first test: (3 + 14) bits of values and (3 + 20) of gaps. Two rows have
+    # three pointers of 32 bits; the four biases are 32 bits each, two zeros among them.
+    state = state_of(**{"a.weight": [[0, 1, 0, 2], [1, 0, 0, 0]], "a.bias": [0, 3, 1, 0]})
+    whole = (3 + 14) + (3 + 20) + 3 * 32 + 4 * 32 + 4 * 32
+    assert 12 * 32 / rate_strict(state) == pytest.approx(whole)
+
+
+def test_rate_strict_gives_convolutions_a_longer_span_and_counts_kept_tensors():
+    # One entry after 70 zeros of 8-bit gaps: the tables alone, 7 and 8 + 5. One row: two pointers.
+    kernel = np.zeros((1, 100, 1, 1), int)
+    kernel[0, 70] = 1
+    kept = KeptTensor("k", F32, np.zeros(3, "<f4"))
+    state = TiedState((CODEBOOK,), (TiedTensor("w", 0, kernel), kept))
+    assert 103 * 32 / rate_strict(state) == pytest.approx(7 + 13 + 2 * 32 + 128 + 3 * 32)
+
+
+@pytest.mark.parametrize("rate", [rate_fixed, rate_paper, rate_strict])
 def test_states_without_codebook_have_rate_one(rate):
     assert rate(TiedState((), (KeptTensor("k", F32, np.ones((2, 3), "<f4")),))) == 1.0
     assert rate(TiedState((), ())) == 1.0
     assert rate(TiedState((), (KeptTensor("k", F32, np.ones((0, 3), "<f4")),))) == 1.0
 
 
-@pytest.mark.parametrize("rate", [rate_fixed, rate_paper])
+@pytest.mark.parametrize("rate", [rate_fixed, rate_paper, rate_strict])
 def test_empty_scalar_and_all_zero_tensors_have_a_rate(rate):
     state = state_of(empty=np.zeros((3, 0), int), none=np.zeros(0, int), scalar=3, zeros=[[0, 0]])
     assert 0 < rate(state) < math.inf

@@ -184,6 +184,7 @@ def inspect(file: Path, max_bytes: int | None, as_json: bool) -> None:
         ("zero-order entropy", found.entropy_bytes),
         ("fixed width, equation 2", found.fixed_bytes),
         ("CSR and Huffman, as the paper counts", found.paper_bytes),
+        ("the same, strictly", found.strict_bytes),
     ]  # fmt: skip
     for label, size in rows:
         if size is None:

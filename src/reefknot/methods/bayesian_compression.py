@@ -7,8 +7,9 @@ Paper     Louizos, Ullrich, Welling 2017; section 4 of ours compares with it.
 Unaware   of the training loop, the data and the file.
 
 A weight is z·w. The scale z belongs to its group: the weights of one input of a Linear, or of one
-output filter of a convolution. w is the model's own parameter plus Gaussian noise, with the prior
-N(0, 1); so is a bias, which has no scale. Two priors for the scales:
+output filter of a convolution, its bias among them. w is the model's own parameter plus Gaussian
+noise, with the prior N(0, 1); so is the bias of a Linear, which has no scale. Two priors for the
+scales:
 
 `gnj`   group normal-Jeffreys: p(z) ~ 1/|z|, posterior N(mu, var). A group is noise when
         log alpha = log var − 2 log |mu| is large.
@@ -23,9 +24,9 @@ N(0, 1); so is a bias, which has no scale. Two priors for the scales:
         −log mode = v − m is large. It is measured in the units that w ~ N(0, 1) sets, so a layer
         of small weights may need a larger threshold than the others.
 
-Inside a group that lives, single weights and biases go by their own log alpha. A unit that no
-later layer listens to needs no rule of its own: its weights and its bias feel only their KL, fall
-back to N(0, 1), and log alpha goes to infinity.
+Groups alone decide: every weight of a group that lives is kept, unless its unit is dead at the
+other side (`NoisyMethod`). Log-variances and scales have nine nats and more to go, and Adam moves
+each by about the sum of its learning rates, so they have a larger one than the means.
 """
 
 import math
@@ -208,10 +209,9 @@ class ScaledLayer(NoisyLayer):
         tau: float | None,
         initial_log_variance: float,
         threshold: float,
-        weight_threshold: float,
     ) -> None:
         super().__init__(name, layer)
-        self.threshold, self.weight_threshold = threshold, weight_threshold
+        self.threshold = threshold
         self.log_variance = self.learn(
             "log_variance", torch.full_like(layer.weight, initial_log_variance)
         )
@@ -228,31 +228,25 @@ class ScaledLayer(NoisyLayer):
 
     def sample(self, x: Tensor) -> Tensor:
         """Scales are drawn for each example, and then outputs as Gaussians given the scales."""
-        layer, bias = self.layer, self.layer.bias
+        layer = self.layer
         if isinstance(layer, nn.Linear):
             x = x * self.scales.sample(x.shape)
-        mean = apply(layer, x, layer.weight, None)
-        variance = apply(layer, x.square(), self.log_variance.exp(), None)
+        bias_variance = None if self.bias_log_variance is None else self.bias_log_variance.exp()
+        mean = apply(layer, x, layer.weight, layer.bias)
+        variance = apply(layer, x.square(), self.log_variance.exp(), bias_variance)
         if not isinstance(layer, nn.Linear):
             places = len(layer.kernel_size)
             z = self.scales.sample((*mean.shape[:-places], *[1] * places))
             mean, variance = mean * z, variance * z.square()
-        if bias is not None:
-            mean = mean + _per_output(layer, bias)
-        if self.bias_log_variance is not None:
-            variance = variance + _per_output(layer, self.bias_log_variance.exp())
         return draw(mean, variance)
 
     def means(self) -> tuple[Tensor, Tensor | None]:
-        """E[z]·w, and zero where the group or the weight itself is noise."""
+        """E[z]·w, and zero where the group is noise."""
         weight, bias = self.layer.weight, self.layer.bias
-        alive = log_alpha(weight, self.log_variance) < self.weight_threshold
         scales = self.scales.means() * (self.scales.noise() < self.threshold)
-        if not isinstance(self.layer, nn.Linear):
-            scales = scales.unsqueeze(-1)
-        if bias is not None and self.bias_log_variance is not None:
-            bias = bias * (log_alpha(bias, self.bias_log_variance) < self.weight_threshold)
-        return weight * alive * scales, bias
+        if isinstance(self.layer, nn.Linear):
+            return weight * scales, bias
+        return weight * scales.unsqueeze(-1), None if bias is None else bias * scales.flatten()
 
     def kl(self) -> Tensor:
         """Of weights, biases and scales."""
@@ -275,11 +269,6 @@ def _groups(layer: Layer) -> Tensor:
     return layer.weight.new_zeros(layer.out_channels, *[1] * len(layer.kernel_size))
 
 
-def _per_output(layer: Layer, bias: Tensor) -> Tensor:
-    """A bias in the shape in which it is added to the layer's output."""
-    return bias if isinstance(layer, nn.Linear) else bias.view(-1, *[1] * len(layer.kernel_size))
-
-
 # -- the method -----------------------------------------------------------------------------
 
 
@@ -295,6 +284,8 @@ class BayesianCompression(NoisyMethod):
     """Bayesian Compression: noisy weights, and a noisy scale for each input or filter."""
 
     name: ClassVar[str] = "bayesian_compression"
+    noise_lr_factor: ClassVar[float] = 5.0
+
     prior: Prior = setting(
         default="gnj",
         doc='of the scales: "gnj" (normal-Jeffreys) or "ghs" (horseshoe)',
@@ -313,13 +304,6 @@ class BayesianCompression(NoisyMethod):
         "number, or a table from patterns of layer names to numbers, of which the first match "
         'counts; None is -3 for "gnj" and 2.5 for "ghs"',
         check=_are_thresholds,
-        kw_only=False,
-    )
-    weight_threshold: float = setting(
-        default=1.0,
-        doc="log alpha from which on a single weight or bias is zero; infinity keeps all weights "
-        "of the groups that live",
-        check=is_any_number,
         kw_only=False,
     )
     initial_log_variance: float = setting(
@@ -346,7 +330,6 @@ class BayesianCompression(NoisyMethod):
                 tau=self.global_scale if self.prior == "ghs" else None,
                 initial_log_variance=self.initial_log_variance,
                 threshold=thresholds[name],
-                weight_threshold=self.weight_threshold,
             )
             for name, layer in layers.items()
         ]

@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from reefknot.errors import ConfigError, TyingError
 from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
 from reefknot.methods.settings import described, mistakes_in, setting, settings_of
+from reefknot.shrink.graph import dead_elements
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.saved import refuse_unknown, saved_count
@@ -47,13 +48,15 @@ class Method(ABC):
 
     A subclass declares its settings as fields (`methods/settings.py`), and is a dataclass by that:
     its constructor takes the model and the settings. `size_of` says how many bytes a state takes up
-    in a file; methods know no other way to find out.
+    in a file; methods know no other way to find out. With an `example_input` of the model they can
+    also find what is dead.
     """
 
     name: ClassVar[str]
 
     model: nn.Module = field(kw_only=False)
     size_of: SizeOf | None = field(default=None, kw_only=True)
+    example_input: Any = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -215,6 +218,21 @@ class Method(ABC):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+
+    # -- dead units ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def zero_dead_(self) -> None:
+        """Zero what no output needs: all of a unit that feeds only zeros, or is fed by them.
+
+        Without an example input the model stays as it is.
+        """
+        if self.example_input is None:
+            return
+        named = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, dead in dead_elements(self.model, self.example_input).items():
+            if name in named:
+                named[name].masked_fill_(dead, 0.0)
 
     # -- ending in a state ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ optimizer by `extra_parameters`, so that the keys of the state dict stay as they
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +134,8 @@ class NoisyMethod(TyingMethod):
     and share values from `harden` on. Any other included parameter is refused.
     """
 
+    noise_lr_factor: ClassVar[float] = 1.0  # of what is learned beside the means
+
     num_examples: int = setting(
         doc="the number of training examples, which the KL term is divided by (54000 for mnist "
         "without its validation set)",
@@ -184,6 +187,12 @@ class NoisyMethod(TyingMethod):
         """Everything of the distributions that is not a mean."""
         return [parameter for layer in self.layers for parameter in layer.learned.values()]
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The model's parameters, and what is learned beside the means at its own learning rate."""
+        means = [p for p in self.model.parameters() if p.requires_grad]
+        learned = {"params": self.extra_parameters(), "lr_factor": self.noise_lr_factor}
+        return [{"params": means}, learned | {"weight_decay": 0.0}]
+
     def kl_weight(self) -> float:
         """0 until `warmup_start`, then up to 1 in `warmup_steps` steps."""
         if self.step < self.warmup_start:
@@ -199,11 +208,15 @@ class NoisyMethod(TyingMethod):
         return kl * (weight / self.num_examples)
 
     def harden(self) -> None:
-        """Prune, leave the noise, and share values: zero, and k-means on the others."""
+        """Prune, leave the noise, and share values: zero, and k-means on the others.
+
+        With an example input a unit that is dead at one side goes with all of its weights.
+        """
         self._require_soft()
         for layer in self.layers:
             layer.fold_()
             layer.remove()
+        self.zero_dead_()
         for group in self.groups:
             group.start_sparse("kmeans")
         self._hardened()

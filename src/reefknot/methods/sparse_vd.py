@@ -7,14 +7,15 @@ Unaware   of the training loop, the data and the file.
 
 A weight is N(theta, sigma²): theta is the model's own parameter, log sigma² an extra one. The KL
 depends on log alpha = log sigma² − log theta² alone and falls as alpha grows, so that weights which
-the data does not need drown in noise. From `threshold` on they are zero.
+the data does not need drown in noise. From `threshold` on they are zero, while training too: what
+is pruned in the end takes no part in the mean, and in a convolution in the noise neither.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reefknot.methods.noisy import (
     Layer,
@@ -28,7 +29,7 @@ from reefknot.methods.noisy import (
 from reefknot.methods.settings import are_clusters, is_any_number, setting
 from reefknot.methods.tied import NumClusters
 
-CLIP = 8.0  # of log alpha in the KL: beyond it nothing is gained
+CLIP = 8.0  # of log alpha, in the KL and in the noise: beyond it nothing is gained
 
 
 class DropoutLayer(NoisyLayer):
@@ -48,8 +49,12 @@ class DropoutLayer(NoisyLayer):
 
     def sample(self, x: Tensor) -> Tensor:
         """Each output is a Gaussian: its mean and variance are sums over the weights'."""
-        mean = apply(self.layer, x, self.layer.weight, self.layer.bias)
-        return draw(mean, apply(self.layer, x.square(), self.log_variance.exp(), None))
+        weight, bias = self.means()
+        noisy = self.layer.weight if isinstance(self.layer, nn.Linear) else weight
+        variance = self.log_alpha().exp() * noisy.square()
+        return draw(
+            apply(self.layer, x, weight, bias), apply(self.layer, x.square(), variance, None)
+        )
 
     def means(self) -> tuple[Tensor, Tensor | None]:
         """Theta, and zero where log alpha has reached the threshold."""

@@ -76,7 +76,8 @@ def build(config: Config) -> Parts:
             labels = soften(*data.train)
         else:
             relabel = soften
-    method = METHODS[config.method](model, **config.method_settings)
+    example = data.train.inputs[:1]
+    method = METHODS[config.method](model, example_input=example, **config.method_settings)
     optimizer = OPTIMIZERS[config.optimizer.name](
         method.parameter_groups(),
         lr=config.optimizer.lr,  # type: ignore[call-arg]  # every optimizer of the table has it

@@ -276,6 +276,7 @@ def _conclude(
         "file_bytes": len(content),
         "rate_file": rates.rate_file(state, len(content)),
         "rate_paper": rates.rate_paper(state),
+        "rate_strict": rates.rate_strict(state),
         "rate_fixed": rates.rate_fixed(state),
         "skipped": parts.method.skipped,
         "seconds": round(journal.seconds, 1),

@@ -303,3 +303,36 @@ def test_a_gradient_that_is_not_finite_is_refused_in_hard_tying(name):
     model.get_parameter(name).grad.view(-1)[0] = float("nan")
     with pytest.raises(DivergedError, match="gradient is not finite"):
         optimizer.step()
+
+
+def hand_tied(hard_tying):
+    """Two weights of one cluster, hard, about to take a step of Adam with gradients 3 and -1."""
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    tie = APT(model, num_clusters=1, hard_tying=hard_tying).attach(optimizer)
+    tie.harden()
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    model.weight.grad = torch.tensor([[3.0, -1.0]])
+    optimizer.step()
+    return model.weight.flatten().tolist()
+
+
+def test_literal_hard_tying_is_an_optimizer_step_and_then_the_projection():
+    # The first step of Adam is the learning rate times the gradient's sign. Shared, both have the
+    # gradient 1 and go down; to the letter, one goes down and one up, and their mean stays.
+    assert hand_tied("shared") == pytest.approx([0.4, 0.4])
+    assert hand_tied("literal") == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize(("hard_tying", "refits"), [("shared", 1), ("literal", 0)])
+def test_literal_hard_tying_keeps_the_clusters_of_the_last_refit(hard_tying, refits):
+    model = net()
+    tie = SparseAPT(model, num_clusters=4, hard_tying=hard_tying)
+    found = []
+    for group in tie.groups:
+        original = group.refit
+        group.refit = lambda original=original: (found.append(1), original())[1]
+    tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    tie.harden()
+    assert len(found) == refits

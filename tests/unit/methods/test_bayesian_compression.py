@@ -106,7 +106,7 @@ def test_a_convolution_has_a_scale_for_each_filter(prior):
         weights = layer.weight + (noisy.log_variance / 2).exp() * torch.randn(draws, 3, 2, 2)
         biases = layer.bias + (noisy.bias_log_variance / 2).exp() * torch.randn(draws, 3)
         z = drawn_scales(noisy, draws)[..., 0]
-        expected = z * (weights * x).sum((2, 3)) + biases
+        expected = z * ((weights * x).sum((2, 3)) + biases)  # the bias is the filter's too
         unbatched = layer(x)
     assert torch.allclose(outputs.mean(0), expected.mean(0), atol=0.03)
     assert torch.allclose(outputs.var(0), expected.var(0), rtol=0.05)
@@ -115,7 +115,7 @@ def test_a_convolution_has_a_scale_for_each_filter(prior):
 
 def test_pruning_and_folding_by_hand_with_normal_jeffreys():
     layer = nn.Linear(3, 2)
-    method = BayesianCompression(layer, num_examples=10, threshold=-3.0, weight_threshold=0.0)
+    method = BayesianCompression(layer, num_examples=10, threshold=-3.0)
     learned = method.layers[0].learned
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
@@ -124,29 +124,30 @@ def test_pruning_and_folding_by_hand_with_normal_jeffreys():
         # log alpha of the groups is −5, −2 (noise) and −4.
         logs = torch.tensor([-5 + 2 * math.log(2.0), -2.0, -4.0])
         learned["scale_log_variance"].copy_(logs)
-        # Of the weights, only the last is noise: log 49 > log 36; of the biases, the second.
-        learned["log_variance"].fill_(-9.0)
-        learned["log_variance"][1, 2] = math.log(49.0)
-        learned["bias_log_variance"].copy_(torch.tensor([0.0, 0.0]))
+        learned["log_variance"].fill_(20.0)  # noise of single weights and biases prunes nothing
+        learned["bias_log_variance"].fill_(20.0)
     method.harden()
-    assert layer.weight.tolist() == [[2.0, 0.0, -3.0], [8.0, 0.0, 0.0]]
-    assert layer.bias.tolist() == [7.0, 0.0]
-    assert method.finish().density == 4 / 8
+    assert layer.weight.tolist() == [[2.0, 0.0, -3.0], [8.0, 0.0, -6.0]]
+    assert layer.bias.tolist() == [7.0, 0.5]
+    assert method.finish().density == 6 / 8
 
 
 def test_pruning_and_folding_by_hand_with_the_horseshoe():
-    layer = nn.Conv2d(1, 2, 1, bias=False)
+    layer = nn.Conv2d(1, 2, 1)
     method = BayesianCompression(layer, num_examples=10, prior="ghs", threshold=3.0)
     learned = method.layers[0].learned
     with torch.no_grad():
-        layer.weight.copy_(torch.tensor([1.0, 1.0]).view(2, 1, 1, 1))
+        layer.weight.fill_(1.0)
+        layer.bias.fill_(3.0)
         for key in ("s_a", "s_b", "alpha", "beta"):
             learned[f"{key}_mean"].zero_()
             learned[f"{key}_log_variance"].fill_(math.log(0.4))  # v = 4 · 0.4 / 4
         # m is half the sum: −2.5 and −2.7, so −log mode = v − m is 2.9 and 3.1.
         learned["alpha_mean"].copy_(torch.tensor([-5.0, -5.4]).view(2, 1, 1))
     method.harden()
-    assert layer.weight.flatten().tolist() == pytest.approx([math.exp(-2.5 + 0.2), 0.0])
+    scale = math.exp(-2.5 + 0.2)
+    assert layer.weight.flatten().tolist() == pytest.approx([scale, 0.0])
+    assert layer.bias.tolist() == pytest.approx([3 * scale, 0.0])
 
 
 def test_the_horseshoe_starts_with_all_scales_at_one():
@@ -155,23 +156,20 @@ def test_the_horseshoe_starts_with_all_scales_at_one():
     assert method.layers[0].scales.kl().item() < 100  # a tau of 1e-5 costs little
 
 
-def test_infinity_keeps_all_weights_of_the_groups_that_live():
-    layer = nn.Linear(3, 2)
-    method = BayesianCompression(layer, num_examples=10, weight_threshold=math.inf)
-    with torch.no_grad():
-        method.layers[0].log_variance.fill_(20.0)
-        method.layers[0].learned["scale_log_variance"][0] = 1.0
-    method.harden()
-    assert (layer.weight != 0).tolist() == [[False, True, True]] * 2
+def test_log_variances_and_scales_learn_faster_than_means():
+    model = net()
+    method = BayesianCompression(model, num_examples=10)
+    means, learned = method.parameter_groups()
+    assert means == {"params": list(model.parameters())}
+    assert learned["params"] == method.extra_parameters()
+    assert learned["lr_factor"] > 1
 
 
 @pytest.mark.parametrize(("prior", "threshold"), [("gnj", -3.0), ("ghs", 0.5)])
 def test_inputs_that_the_data_does_not_need_go_as_groups(prior, threshold):
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
-    method = BayesianCompression(
-        model, num_examples=200, prior=prior, threshold=threshold, weight_threshold=math.inf
-    )
+    method = BayesianCompression(model, num_examples=200, prior=prior, threshold=threshold)
     parameters = [*model.parameters(), *method.extra_parameters()]
     optimizer = torch.optim.Adam(parameters, lr=0.05)
     method.attach(optimizer)
@@ -228,7 +226,6 @@ def net():
         ({"prior": "gsn"}, "prior must be one of gnj, ghs, found 'gsn'"),
         ({"global_scale": 0.0}, "global_scale must be a number of at least 1e-12"),
         ({"first_layer_max_variance": -1}, "first_layer_max_variance must be a number"),
-        ({"weight_threshold": math.nan}, "weight_threshold must be a number, found nan"),
     ],
 )
 def test_mistakes_in_settings_are_named(settings, message):

@@ -143,6 +143,24 @@ def test_density_is_told_while_soft_as_hardening_leaves_it(make):
     assert hard["predicted_bytes"] < soft["predicted_bytes"]
 
 
+def test_a_unit_that_nobody_listens_to_goes_with_its_weights(make):
+    for example, left in ((None, [3, 3]), (INPUTS[:1].flatten(1), [3, 0])):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 2), nn.ReLU(), nn.Linear(2, 4))
+        method = make(model, example_input=example, num_clusters=200)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+            model[2].weight[:, 1] = 0.0
+            model[0].weight[:, 2:] = 0.0
+        model.eval()
+        before = model(INPUTS.flatten(1))
+        method.harden()
+        rows = torch.cat([model[0].weight, model[0].bias[:, None]], 1)
+        assert (rows != 0).sum(1).tolist() == left
+        assert torch.allclose(model(INPUTS.flatten(1)), before)
+
+
 def test_a_run_goes_on_where_it_was_saved(make):
     def begun():
         model = net()

@@ -10,6 +10,13 @@ from torch.nn.functional import conv2d, linear
 from reefknot import ConfigError, SparseVD
 
 
+def alive(layer, log_variance):
+    """Which weights are not pruned, some of them and not all."""
+    found = (log_variance - 2 * layer.weight.abs().log() < 3).detach()
+    assert found.any() and not found.all()
+    return found
+
+
 def test_outputs_have_the_mean_and_variance_that_noisy_weights_give():
     torch.manual_seed(0)
     layer = nn.Linear(5, 3).double()
@@ -20,7 +27,7 @@ def test_outputs_have_the_mean_and_variance_that_noisy_weights_give():
     x = torch.randn(1, 5, dtype=torch.float64)
     outputs = layer(x.expand(200_000, 5)).detach()
     noise = torch.randn(200_000, 3, 5, dtype=torch.float64)
-    weights = layer.weight + (log_variance / 2).exp() * noise
+    weights = layer.weight * alive(layer, log_variance) + (log_variance / 2).exp() * noise
     expected = (weights @ x[0] + layer.bias).detach()
     assert torch.allclose(outputs.mean(0), expected.mean(0), atol=0.02)
     assert torch.allclose(outputs.var(0), expected.var(0), rtol=0.02)
@@ -36,6 +43,7 @@ def test_a_convolutions_outputs_too():
     x = torch.randn(1, 2, 4, 4)
     outputs = layer(x.expand(50_000, 2, 4, 4)).detach()
     weights = layer.weight + (log_variance / 2).exp() * torch.randn(50_000, 3, 2, 2, 2)
+    weights = weights * alive(layer, log_variance)  # what is pruned has no noise here
     # One convolution with the filters of all draws.
     expected = conv2d(x, weights.flatten(0, 1), stride=2, padding=1).detach()
     expected = expected.view(50_000, 3, 3, 3) + layer.bias.detach().view(3, 1, 1)
@@ -70,8 +78,8 @@ def test_what_the_data_does_not_need_drowns_in_noise():
     method.attach(optimizer)
     x = torch.randn(200, 8)
     target = 3 * x[:, :1] - 2 * x[:, 1:2]
-    for step in range(600):
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / 600)
+    for step in range(3000):
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / 3000)
         optimizer.zero_grad()
         (50 * (model(x) - target).square().mean()).backward()
         optimizer.step()
@@ -79,6 +87,17 @@ def test_what_the_data_does_not_need_drowns_in_noise():
     assert torch.count_nonzero(model.weight) == 2
     assert model.weight[0, 0].item() == pytest.approx(3, abs=0.1)
     assert model.weight[0, 1].item() == pytest.approx(-2, abs=0.1)
+
+
+def test_a_pruned_weight_is_zero_while_training_too():
+    layer = nn.Linear(2, 1, bias=False)
+    method = SparseVD(layer, num_examples=10)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[2.0, 0.5]]))
+        method.layers[0].log_variance.copy_(torch.tensor([[-20.0, 3.1 + 2 * math.log(0.5)]]))
+    outputs = layer(torch.tensor([[1.0, 1.0]]).expand(100_000, 2))
+    assert outputs.mean().item() == pytest.approx(2.0, abs=0.05)  # not 2.5
+    assert outputs.var().item() == pytest.approx(math.exp(3.1) / 4, rel=0.05)  # its noise is left
 
 
 def test_log_alpha_is_clipped_in_the_kl():

@@ -345,7 +345,6 @@ def test_a_record_from_before_there_were_phases_reads_soft_and_hard_tying() -> N
     ("name", "told"),
     [
         ("sparse_apt-33", "phases: soft tying, hard tying (shaded)."),
-        ("sparse_vd", "phases: soft tying."),
         ("dense-warped", "Curves over training steps."),
     ],
 )
@@ -353,6 +352,13 @@ def test_committed_records_name_their_phases(name: str, told: str) -> None:
     folder = RECORDS / f"2026-11-16_lenet-300-100_{name}_seed0"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert told in _Page(render({}, lines, None, "")).text
+
+
+def test_a_run_without_hard_steps_names_its_one_phase() -> None:
+    folder = RECORDS / "2026-11-16_lenet-300-100_sparse_apt-33_seed0"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    soft = [line for line in lines if line["phase"] == "soft"]
+    assert "phases: soft tying." in _Page(render({}, soft, None, "")).text
 
 
 def test_the_size_is_drawn_with_its_target() -> None:

@@ -2,7 +2,8 @@
 
 Takes     weights with their clusters.
 Gives     weights that are exactly tied after every step.
-Paper     section 3.2: hard tying. Each cluster moves by its mean gradient.
+Paper     section 3.2: hard tying. Each cluster moves by its mean gradient; or, literally, each
+          weight moves by its own and then goes to the mean of its cluster.
 Unaware   of how the clusters were found.
 """
 
@@ -47,3 +48,10 @@ class Frozen(Phase):
         self.weights.retie()
         if step.ends_round:
             self.step += 1
+
+
+class Projected(Frozen):
+    """Hard tying in the paper's own words: an optimizer step, and then the projection."""
+
+    def before_step(self, step: Step) -> None:
+        """Every weight keeps its own gradient."""

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from reefknot.errors import ReefknotError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.apt.budget import Begin, lr_factor, phases_for
-from reefknot.methods.apt.frozen import Frozen
+from reefknot.methods.apt.frozen import Frozen, Projected
 from reefknot.methods.apt.phase import Phase
 from reefknot.methods.apt.prune import Pruning, require_reachable
 from reefknot.methods.apt.sparsify import L1Step, Sparsify
@@ -45,15 +45,25 @@ _WITHOUT_BUDGET = {
     "l1_step": "subgradient",
     "init": "even",
     "distance": "l2",
+    "hard_tying": "shared",
 }
 _REFIT_DOC = "steps between full k-means runs; 0 never refits (random tying)"
 _INIT_DOC = 'first centers, "even" over the range of the weights or by "kmeans"'
 _DISTANCE_DOC = '"l2" (k-means) or "l1" (k-medians)'
+HardTying = Literal["shared", "literal"]
 _is_interval = is_count("a whole number of steps, or 0", optional=True)
 
 
 class _ParameterTying(TiedWeights):
     """What plain, random and sparse APT share: a list of phases, and the one it is in."""
+
+    hard_tying: HardTying = setting(
+        default="shared",
+        doc='"shared": harden() runs k-means once more, and then all weights of a cluster get its '
+        'mean gradient; "literal": as the paper writes it, no such k-means, and each optimizer '
+        "step is followed by a projection alone",
+        check=is_choice(*get_args(HardTying)),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,8 +98,11 @@ class _ParameterTying(TiedWeights):
             init=init,
             l1_step=l1_step,
         )
+        zero_cluster = self.has_zero_cluster
+        if self.hard_tying == "literal":
+            return [soft, Projected(self, zero_cluster=zero_cluster, prepare=_nothing)]
         refit = self.refit if refit_every else _nothing
-        return [soft, Frozen(self, zero_cluster=self.has_zero_cluster, prepare=refit)]
+        return [soft, Frozen(self, zero_cluster=zero_cluster, prepare=refit)]
 
     # -- training ---------------------------------------------------------------------------
 

@@ -1,0 +1,11 @@
+"""Units that do nothing: found, and taken out of the network.
+
+Takes     a model and an example of its inputs.
+Gives     which elements of which parameters are dead; a smaller network with the same outputs.
+Unaware   of methods, of files and of what made the zeros.
+
+    trace.py      a model as a graph of operations and their values
+    masks.py      masks of elements, and kinds of operations
+    rules.py      what each operation does to masks of elements
+    graph.py      from there to the elements that are dead: `analyse`, `Analysis`
+"""
