@@ -7,7 +7,6 @@ Unaware   of what a study measures.
 
 import json
 import multiprocessing
-import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -106,7 +105,6 @@ def _one_thread(shorter: int) -> None:
     """At the start of each process."""
     torch.set_num_threads(1)
     training.SHORTER = shorter
-    os.nice(5)
 
 
 def _measure(module: str, case: dict[str, Any]) -> dict[str, Any]:
