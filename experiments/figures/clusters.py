@@ -30,7 +30,10 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
     left.set_ylabel("weight")
     when, shares = changes(data)
     right.plot(when, [100 * share for share in shares], color=theme.a, marker="o", markersize=3)
-    right.set_yscale("log")
+    right.set_yscale("symlog", linthresh=1e-3)  # there may be none
+    ticks = [0, 1e-3, 1e-2, 0.1, 1, 10, 100]
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.set_ylim(0, 100)
     right.set_title("weights that changed cluster, %")
     for ax in (left, right):
         ax.set_xlabel("steps")
@@ -43,7 +46,8 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
 def changes(data: dict[str, Any]) -> tuple[list[int], list[float]]:
     """At which steps k-means ran in soft tying, and the share of assignments that it changed."""
     rows = [row for row in data["runs"]["apt"]["rows"] if row["event"] == "step"]
-    found = [(r["step"], r["changed"]) for r in rows if r["step"] % 1_000 == 0]
+    every = data["settings"]["refit_every"]
+    found = [(r["step"], r["changed"]) for r in rows if r["step"] % every == 0]
     switch = next(r["step"] for r in data["runs"]["apt"]["rows"] if r["event"] == "entered")
     found = [(step, share) for step, share in found if share is not None and step <= switch]
     return [step for step, _ in found], [share for _, share in found]

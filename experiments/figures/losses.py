@@ -37,8 +37,8 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
         ax.set_xlabel("steps")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         ax.set_xticks([0, 10_000, 20_000, 30_000, 40_000])
-    left.legend(loc="lower left")
-    right.legend(loc="upper right")
+    left.legend(loc="upper right")
+    right.legend(loc="center right")
     right.text(_switch(data) + 500, 4.75, "hard tying", color=theme.quiet, fontsize=8.5, va="top")
     return figure
 

@@ -1,6 +1,8 @@
 """The command of the studies; see `experiments.studies`."""
 
 import argparse
+import multiprocessing
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +26,18 @@ def main() -> int:
     unknown = [name for name in options.study if name not in STUDIES]
     if unknown:
         parser.error(f"unknown study {', '.join(unknown)}; known are {', '.join(STUDIES)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is as Ctrl-C
+    try:
+        _go(options)
+    except KeyboardInterrupt:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        print("stopped; the same command goes on")
+        return 130
+    return 0
+
+
+def _go(options: argparse.Namespace) -> None:
     for name in options.study or STUDIES:
         study = STUDIES[name]
         folder = options.runs / (name if options.shorter == 1 else f"{name}-{options.shorter}")
@@ -40,7 +54,6 @@ def main() -> int:
             if hasattr(study, "MARK") and not short:
                 document = driver.DOCUMENT
                 document.write_text(driver.written(study, document.read_text()))
-    return 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def run(study: ModuleType, folder: Path, *, jobs: int, shorter: int = 1) -> Done
     done = finished(study, folder)
     running: dict[Future[Any], str] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _one_thread, (shorter,)) as pool:
+    pool = ProcessPoolExecutor(jobs, context, _one_thread, (shorter,))
+    try:
         while True:
             cases: Mapping[str, dict[str, Any]] = study.cases(done)
             under_way = set(running.values())
@@ -67,10 +68,10 @@ def run(study: ModuleType, folder: Path, *, jobs: int, shorter: int = 1) -> Done
                 text = json.dumps(kept, indent=1) + "\n"
                 write_atomically(folder / f"{name}.json", text.encode())
                 done[name] = json.loads(text)["result"]
-                left = len(cases) - len(done)
-                print(
-                    f"{name_of(study)}: {name} in {kept['seconds']:.0f} s, {left} left", flush=True
-                )
+                told = f"{name} in {kept['seconds']:.0f} s, {len(cases) - len(done)} left"
+                print(f"{name_of(study)}: {told}", flush=True)
+    finally:  # what waits is not begun any more
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def collect(study: ModuleType, done: Done, record: Path) -> None:

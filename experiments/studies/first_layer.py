@@ -17,7 +17,7 @@ from experiments.studies.training import lenet_300_100, trained
 
 MINUTES = 1.0
 ZERO = 1e-3  # below it a weight counts as zero
-SPAN, LEVELS = 0.3, 7  # of the pictures: seven steps to either side, up to the paper's 0.3
+SPAN, LEVELS = 0.3, 5  # of the pictures: five steps to either side, up to the paper's 0.3
 METHODS = {
     "l2": ("l2", {"l2_strength": 3e-4}, 0),
     "l1": ("l1_threshold", {"l1_strength": 1e-4}, 0),
@@ -63,7 +63,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def packed(layer: np.ndarray) -> str:
-    """Each weight as one of fifteen levels, which is what the picture shows."""
+    """Each weight as one of eleven levels, which is what the picture shows."""
     levels = np.clip(np.round(layer / SPAN * LEVELS), -LEVELS, LEVELS).astype(np.int8)
     return base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()
 

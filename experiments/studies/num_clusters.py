@@ -12,7 +12,7 @@ from typing import Any
 from experiments.studies.training import lenet_300_100, trained
 from reefknot.errors import DivergedError
 
-MINUTES = 2.5
+MINUTES = 2.3
 KS = (2, 4, 8, 16, 32)
 STRENGTHS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 SEEDS = (0, 1, 2, 3, 4)

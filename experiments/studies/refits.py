@@ -12,7 +12,7 @@ from experiments.studies.training import lenet_300_100, trained
 from reefknot.errors import DivergedError
 from reefknot.runs.parts import Parts
 
-MINUTES = 2.5
+MINUTES = 2.0
 KS = (2, 8, 32)
 INTERVALS = (1, 1_000, 5_000, 10_000, 15_000, 20_000)
 STRENGTHS = (1e-5, 1e-4)

@@ -8,6 +8,8 @@ import kmeans1d as peer
 import numpy as np
 import pytest
 import torch
+from experiments.figures import FIGURES, besides, local_filter
+from experiments.figures.style import LIGHT, styled, svg
 from experiments.studies import (
     STUDIES,
     driver,
@@ -21,7 +23,7 @@ from experiments.studies.variants import refit_exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reefknot
+from reefknot.zoo import DATASETS, NETWORKS, Data, Split
 
 TOY = """
 import pathlib
@@ -117,6 +119,63 @@ def test_the_fully_connected_network_takes_the_strengths_of_the_local_one() -> N
     assert {after[name]["title"] for name in tested if "caffe" in name} == {"none", "l1", "l2"}
 
 
+# -- every study, on a handful of random images --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["behaviour", "pareto", "first_layer", "variants", "autograd", "num_clusters", "refits"],
+)
+def test_a_study_gives_data_that_its_figure_is_drawn_from(name, monkeypatch) -> None:
+    monkeypatch.setitem(DATASETS, "mnist", a_few_images)
+    monkeypatch.setattr(training, "SHORTER", 2_000)
+    study, done = STUDIES[name], {}
+    cases = study.cases({})
+    for case in [*cases][:2] if name in ("num_clusters", "refits") else cases:
+        done[case] = json.loads(json.dumps(study.measure(**cases[case])))
+    data = json.loads(driver.compact(study.data(done)))
+    for figure in (f for f in FIGURES if name == f.STUDY and not hasattr(f, "read")):
+        with styled(LIGHT):
+            assert "<svg" in svg(figure.draw(data, LIGHT))
+        assert figure.found(data).endswith(".")
+    if name in besides.SENTENCES:
+        assert besides.SENTENCES[name](data).endswith(".")
+
+
+def test_three_networks_are_measured_and_drawn(monkeypatch) -> None:
+    monkeypatch.setitem(DATASETS, "mnist", a_few_images)
+    monkeypatch.setattr(training, "SHORTER", 2_500)
+    rows = [
+        generalisation.measure(network, title, settings, test=True)
+        for network, title, settings in (
+            ("lenet-5-caffe", "l2", {"l2_strength": 1e-4}),
+            ("lenet-5-local", "apt-4", {"tying_strength": 1e-3}),
+            ("lenet-5-local", "none", {}),
+            ("lenet-5-full", "l1", {"l1_strength": 1e-5}),
+        )
+    ]
+    data = json.loads(driver.compact(generalisation.data(dict(enumerate(rows)))))
+    _, weights = local_filter.filter_of(data)
+    assert weights.shape == (576, 5, 5)
+    assert len(np.unique(weights)) <= 4  # tied, where an untied layer has 14,400 values
+    for figure in FIGURES:
+        if figure.STUDY == "generalisation":
+            with styled(LIGHT):
+                assert "<svg" in svg(figure.draw(data, LIGHT))
+            assert "12 x 12" in figure.found(data) or "connected: " in figure.found(data)
+
+
+def a_few_images() -> Data:
+    """As MNIST, and next to nothing."""
+    random = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> Split:
+        images = torch.randn(count, 1, 28, 28, generator=random)
+        return Split(images, torch.arange(count) % 10)
+
+    return Data("mnist", some(40), some(20), some(20))
+
+
 # -- one run ----------------------------------------------------------------------------------
 
 
@@ -188,10 +247,10 @@ def test_an_exact_refit_is_the_optimum_of_another_library() -> None:
 def test_the_start_of_a_run_is_that_of_its_seed() -> None:
     start = training.start_of("digits-mlp", 3)
     torch.manual_seed(3)
-    assert torch.equal(start, training.vector(reefknot.zoo.NETWORKS["digits-mlp"]()))
+    assert torch.equal(start, training.vector(NETWORKS["digits-mlp"]()))
 
 
 def test_a_layer_is_kept_as_the_levels_that_the_picture_shows() -> None:
-    layer = np.array([[0.0, 0.02, 0.03, -0.3], [5.0, -5.0, 0.15, -0.001]])
+    layer = np.array([[0.0, 0.02, 0.04, -0.3], [5.0, -5.0, 0.17, -0.001]])
     levels = first_layer.unpacked(first_layer.packed(layer), layer.shape)
-    assert (levels * 7).round().tolist() == [[0, 0, 1, -7], [7, -7, 4, 0]]
+    assert (levels * 5).round().tolist() == [[0, 0, 1, -5], [5, -5, 3, 0]]
