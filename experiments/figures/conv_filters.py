@@ -38,9 +38,13 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
         record = data[recipe]["record"]
         ax.set_title(
             f"{words}: test error {record['test_error']:.2f} %, "
-            f"{100 * record['density']:.2g} % of all weights left"
+            f"{_percent(record['density'])} of all weights left"
         )
     return figure
+
+
+def _percent(share: float) -> str:
+    return "100 %" if share == 1 else f"{100 * share:.2g} %"
 
 
 def found(data: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Figure 2: losses and errors over time, with APT and without, from the same start."""
 
+from math import sqrt
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -48,11 +49,17 @@ def _switch(data: dict[str, Any]) -> int:
     return next(int(row["step"]) for row in rows if row["event"] == "entered")
 
 
+def _standard_error(error: float, images: int = 6_000) -> float:
+    """Of an error in percent, over the validation images."""
+    return sqrt(error * (100 - error) / images)
+
+
 def found(data: dict[str, Any]) -> str:
     """The errors around hardening, beside those without APT."""
     apt, dense = (data["runs"][name]["errors"] for name in ("apt", "dense"))
     return (
         f"Validation errors: {apt['soft']:.2f} % after soft tying ({dense['soft']:.2f} % without "
         f"APT at that step), {apt['hardened']:.2f} % right after hardening, {apt['hard']:.2f} % at "
-        f"the end of hard tying ({dense['hard']:.2f} % without). One seed, 6,000 images."
+        f"the end of hard tying ({dense['hard']:.2f} % without). One seed; the standard error of "
+        f"each is {_standard_error(apt['hard']):.2f}."
     )
