@@ -1,6 +1,6 @@
 """What four penalties leave of the first layer of LeNet-300-100, from one start.
 
-Takes     L2, L1, APT (K = 8) and sparse APT (K = 17); 12,000 soft steps of SGD, and 3,000 hard
+Takes     L2, L1, APT (K = 8) and sparse APT (K = 17); 20,000 soft steps of SGD, and 5,000 hard
           ones for the two that tie; one seed.
 Gives     the data of figures 9 (live pixels) and 10 (300 small images).
 Paper     section A.2.2. There |w| < 1e-3 counts as zero under L1 and L2, and here too.
@@ -21,11 +21,11 @@ SPAN, LEVELS = 0.3, 5  # of the pictures: five steps to either side, up to the p
 METHODS = {
     "l2": ("l2", {"l2_strength": 3e-4}, 0),
     "l1": ("l1_threshold", {"l1_strength": 1e-4}, 0),
-    "apt": ("apt", {"num_clusters": 8, "tying_strength": 1e-3}, 3_000),
+    "apt": ("apt", {"num_clusters": 8, "tying_strength": 1e-3}, 5_000),
     "sparse_apt": (
         "sparse_apt",
         {"num_clusters": 17, "tying_strength": 1e-3, "l1_strength": 1e-4},
-        3_000,
+        5_000,
     ),
 }
 
@@ -45,7 +45,7 @@ def measure(name: str) -> dict[str, Any]:
         if progress.event == "leaving":
             layer = found.model.fc1.weight.detach().numpy().copy()
 
-    table = lenet_300_100(method, settings, 12_000, hard_steps, **SGD)
+    table = lenet_300_100(method, settings, 20_000, hard_steps, **SGD)
     found = trained(table, test=True, watch=watch)
     if hard_steps:
         layer = found.model.fc1.weight.detach().numpy()
