@@ -1,7 +1,7 @@
 """Other ways to fit the clusters: the exact optimum of k-means, and k-medians.
 
-Takes     LeNet-300-100, K = 8, 20,000 soft and 20,000 hard steps, one seed; the strength of the pull
-          to medians, whose gradient has another scale, is searched on validation.
+Takes     LeNet-300-100, K = 8, 20,000 soft and 20,000 hard steps, one seed; the strength of the
+          pull to medians, whose gradient has another scale, is searched on validation.
 Gives     validation errors around hardening for each way.
 Paper     section 3.3 (no significant difference between dynamic programming and the fast refit) and
           section 5 (k-medians, left for later).
