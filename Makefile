@@ -11,7 +11,7 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,figures]'
 	touch $@
 
 demo: setup
@@ -28,11 +28,13 @@ lint: setup
 slow: setup
 	$(BIN)/python -m pytest -m 'slow or mnist' -o timeout=1200
 
-# All of docs/results.md: runs every recipe that has no record yet, which takes many hours, and may be
-# stopped and started again; then puts the tables into the documents.
+# All of docs/results.md and docs/paper.md: runs every recipe and study that has no record yet, which
+# takes many hours, and may be stopped and started again; then writes the tables and draws the figures.
 paper: setup
 	$(BIN)/python -m experiments.run
+	$(BIN)/python -m experiments.studies
 	$(BIN)/python -m experiments.tables --write
+	$(BIN)/python -m experiments.figures
 
 # The peers have environments of their own: their pins are not ours.
 .bench/ready: constraints.txt

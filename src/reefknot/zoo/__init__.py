@@ -7,7 +7,7 @@ Unaware   of methods, of training and of files in our format.
     data.py        what a data set is: `Data`, `split`     readers.py     IDX and CIFAR-10 files
     datasets.py    the data sets by name                   sources.py     where their files are
     networks.py    the networks by name                    download.py    bring a file here
-    reference.py   from a name to the function it means
+    local.py       a locally connected layer               reference.py   from a name to a function
 """
 
 from reefknot.zoo.data import Data, Split, as_data, split

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from reefknot.zoo.local import LocallyConnected2d
+
 # Channels of each 3 x 3 convolution, one row for each stage; a stage ends with a 2 x 2 maximum.
 _VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -50,6 +52,44 @@ def lenet_5_caffe() -> nn.Sequential:
             conv2=nn.Conv2d(20, 50, 5),  # 12 x 12 -> 8 x 8
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
+            fc1=nn.Linear(50 * 4 * 4, 500),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(500, 10),
+        )
+    )
+    return _initialise_(model)
+
+
+def lenet_5_local() -> nn.Sequential:
+    """LeNet-5-Caffe with filters of their own at every position; 2,308,230 parameters."""
+    model = nn.Sequential(
+        OrderedDict(
+            local1=LocallyConnected2d(1, 20, 5, input_size=28),
+            pool1=nn.MaxPool2d(2),
+            local2=LocallyConnected2d(20, 50, 5, input_size=12),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(50 * 4 * 4, 500),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(500, 10),
+        )
+    )
+    return _initialise_(model)
+
+
+def lenet_5_full() -> nn.Sequential:
+    """LeNet-5-Caffe with all units of a layer connected to all before; 18,667,910 parameters."""
+    model = nn.Sequential(
+        OrderedDict(
+            flatten1=nn.Flatten(),
+            full1=nn.Linear(28 * 28, 20 * 24 * 24),
+            maps1=nn.Unflatten(1, (20, 24, 24)),
+            pool1=nn.MaxPool2d(2),
+            flatten2=nn.Flatten(),
+            full2=nn.Linear(20 * 12 * 12, 50 * 8 * 8),
+            maps2=nn.Unflatten(1, (50, 8, 8)),
+            pool2=nn.MaxPool2d(2),
+            flatten3=nn.Flatten(),
             fc1=nn.Linear(50 * 4 * 4, 500),
             relu1=nn.ReLU(),
             fc2=nn.Linear(500, 10),
@@ -112,6 +152,8 @@ def _initialise_(model: nn.Sequential) -> nn.Sequential:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "lenet-300-100": lenet_300_100,
     "lenet-5-caffe": lenet_5_caffe,
+    "lenet-5-local": lenet_5_local,
+    "lenet-5-full": lenet_5_full,
     "vgg-16": vgg_16,
     "digits-mlp": digits_mlp,
 }

@@ -1,13 +1,9 @@
 """What a learning-rate schedule of one's own costs, where the phases come from a budget.
 
-    python -m experiments.schedules          # 4 minutes
-
 Takes     the embedded digits, two budgets, three schedules, three seeds.
-Gives     experiments/records/schedules.json and the table between the marks in docs/method.md.
+Gives     a table in docs/method.md.
 """
 
-import json
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -21,9 +17,7 @@ from reefknot.format import encode
 from reefknot.runs.training import Batches, error_percent
 from reefknot.zoo import DATASETS, NETWORKS
 
-ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "experiments" / "records" / "schedules.json"
-DOCUMENT = ROOT / "docs" / "method.md"
+MINUTES, MARK = 0.3, "schedules"
 SEEDS = (0, 1, 2)
 SIZES, STEPS, LR = (1_000, 500), 5_000, 2e-3
 SCHEDULES = {
@@ -40,6 +34,16 @@ def scheduler_of(name: str, tie: reefknot.Method, optimizer: Optimizer) -> LRSch
     if name == "cosine":
         return CosineAnnealingLR(optimizer, STEPS)
     return ConstantLR(optimizer, 1.0)
+
+
+def cases(done: dict[str, Any]) -> dict[str, Any]:
+    """Every size with every schedule and seed."""
+    return {
+        f"{size}-{schedule}-{seed}": {"schedule": schedule, "target_bytes": size, "seed": seed}
+        for size in SIZES
+        for schedule in SCHEDULES
+        for seed in SEEDS
+    }
 
 
 def measure(schedule: str, target_bytes: int, seed: int) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The record as Markdown, means over seeds."""
     lines = [
         f"Digits, 64-300-100-10, {STEPS:,} steps of Adam at {LR:g}, batches of 128, three seeds;",
-        "errors over validation and test images together (`python -m experiments.schedules`):",
+        "errors over validation and test images together (study `schedules`):",
         "",
         "| learning rate | `target_bytes` | file bytes | error % | of each seed |",
         "| --- | --- | --- | --- | --- |",
@@ -87,26 +91,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure everything and renew the document."""
-    torch.set_num_threads(1)
-    rows = [
-        measure(schedule, target, seed)
-        for target in SIZES
-        for schedule in SCHEDULES
-        for seed in SEEDS
-    ]
-    RECORD.write_text(json.dumps(rows, indent=1) + "\n")
-    renew(rows)
-
-
-def renew(rows: list[dict[str, Any]]) -> None:
-    """Put the table into the document."""
-    before, _, rest = DOCUMENT.read_text().partition("<!-- schedules -->\n")
-    _, _, after = rest.partition("<!-- /schedules -->")
-    DOCUMENT.write_text(f"{before}<!-- schedules -->\n{table(rows)}\n<!-- /schedules -->{after}")
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()
+def data(done: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows in order."""
+    return list(done.values())

@@ -1,0 +1,49 @@
+"""Studies: runs that are no recipe, and one small data file from each study.
+
+    python -m experiments.studies                     # every study that has no data file yet
+    python -m experiments.studies pareto --jobs 2     # this one, on two processes of one thread
+    python -m experiments.studies --list              # what is done and left; runs nothing
+    python -m experiments.studies refits --shorter 10 # a trial at a tenth of the steps, no record
+
+Takes     a module for each study, below; MNIST in REEFKNOT_DATA.
+Gives     experiments/records/figures/STUDY.json, which figures and tables are made from.
+
+A study is a module with
+
+    MINUTES             what one of its runs takes on one core
+    cases(done)         the runs that it needs, from a name to the arguments of `measure`; `done`
+                        is what finished ones gave, so that a search decides what comes next
+    measure(**case)     one run; what it gives can be written as JSON
+    data(done)          what the figure or the table is made from
+    MARK, table(data)   for a study with a table in docs/method.md: its mark there, and its text
+
+A finished run is one file under --runs. What is cut off goes on run by run.
+
+    driver.py        the processes              training.py       one run, measured
+    behaviour.py     figures 1, 2, 5            generalisation.py figures 3, 7
+    pareto.py        figure 4                   num_clusters.py   figure 6, K
+    refits.py        figure 6, t                first_layer.py    figures 9, 10
+    variants.py      exact k-means, k-medians   autograd.py       the pull, done naively
+    l1_steps.py      two L1 steps               schedules.py      learning rates
+    norm_layers.py   norm layers, tied or not
+"""
+
+from types import ModuleType
+
+from experiments.studies import (
+    autograd,
+    behaviour,
+    first_layer,
+    generalisation,
+    l1_steps,
+    norm_layers,
+    num_clusters,
+    pareto,
+    refits,
+    schedules,
+    variants,
+)
+
+_ALL = (behaviour, first_layer, pareto, variants, autograd, num_clusters, refits)
+_ALL += (generalisation, l1_steps, schedules, norm_layers)
+STUDIES: dict[str, ModuleType] = {study.__name__.rpartition(".")[2]: study for study in _ALL}

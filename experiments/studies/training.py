@@ -1,0 +1,139 @@
+"""One run of a study: trained as a recipe is, and measured around its phases.
+
+Takes     a configuration, as the table that a TOML file holds.
+Gives     `Trained`: the parts of the run, its errors, and what a `watch` has seen on the way.
+Unaware   of which study it is for. Test images are looked at only if asked, and once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reefknot import TiedState
+from reefknot.runs.config import make_config
+from reefknot.runs.parts import Parts, build
+from reefknot.runs.training import Batches, Progress, error_percent, train
+from reefknot.zoo import NETWORKS
+
+RECORDS = Path(__file__).parents[1] / "records"
+SHORTER = 1  # what steps are divided by, for a trial
+_STEPS = ("soft_steps", "hard_steps", "refit_every", "prune_at")
+
+
+@dataclass
+class Trained:
+    """A network after its training, and what was measured."""
+
+    parts: Parts
+    errors: dict[str, float | None] = field(default_factory=dict)
+    state: TiedState | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The network as it is now."""
+        return self.parts.model
+
+
+Watch = Callable[[Progress, Trained], None]
+
+
+def trained(
+    table: Mapping[str, Any],
+    *,
+    test: bool = False,
+    watch: Watch | None = None,
+    prepare: Callable[[Parts], None] | None = None,
+) -> Trained:
+    """Train as the table says. `watch` is called at every step and around every change of phase.
+
+    Errors: "soft" before weights are tied, "hardened" right after, "hard" at the end, on validation
+    images; the first and the last also on test images, if asked ("test_soft", "test_hard").
+    """
+    config = make_config(shortened(table))
+    parts = build(config)
+    parts.method.attach(parts.optimizer)
+    if prepare:
+        prepare(parts)
+    found = Trained(parts)
+    batches = Batches(
+        *parts.data.train, config.training.batch_size, config.seed, parts.data.augment
+    )
+    for progress in train(parts.model, parts.method, parts.optimizer, batches, config.plan):
+        if progress.event == "leaving":
+            _measure(found, "soft", test)
+        elif progress.event == "entered":
+            found.errors["hardened"] = error_percent(parts.model, *parts.data.validation)
+        if watch:
+            watch(progress, found)
+    found.state = parts.method.finish()
+    _measure(found, "hard", test)
+    return found
+
+
+def _measure(found: Trained, when: str, test: bool) -> None:
+    data = found.parts.data
+    found.errors[when] = error_percent(found.model, *data.validation, exact=True)
+    if test:
+        assert data.test is not None
+        found.errors[f"test_{when}"] = error_percent(found.model, *data.test, exact=True)
+
+
+def shortened(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table for a trial: fewer steps, everything else as it is."""
+    changed: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            changed[key] = shortened(value)
+        elif key in _STEPS and value:
+            changed[key] = scaled(value)
+        else:
+            changed[key] = value
+    return changed
+
+
+def scaled(steps: int) -> int:
+    """So many steps, or what a trial has for them."""
+    return max(1, steps // SHORTER)
+
+
+@cache
+def start_of(network: str, seed: int) -> Tensor:
+    """All parameters in one row, as a run with this seed begins with them."""
+    torch.manual_seed(seed)
+    return vector(NETWORKS[network]())
+
+
+def parent_of(network: str, recipe: str) -> Path:
+    """The file of a committed record with seed 0."""
+    return next(RECORDS.glob(f"*_{network}_{recipe}_seed0/model.reef"))
+
+
+def vector(model: nn.Module) -> Tensor:
+    """A copy of all parameters in one row."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def lenet_300_100(
+    method: str,
+    settings: Mapping[str, Any],
+    soft_steps: int,
+    hard_steps: int,
+    *,
+    seed: int = 0,
+    **optimizer: Any,
+) -> dict[str, Any]:
+    """The table of a run of LeNet-300-100 on MNIST; Adadelta at a constant 1.0 unless told."""
+    return {
+        "model": "lenet-300-100",
+        "data": "mnist",
+        "method": method,
+        "seed": seed,
+        "settings": dict(settings),
+        "training": {"soft_steps": soft_steps, "hard_steps": hard_steps, "batch_size": 128},
+        "optimizer": optimizer or {"name": "adadelta", "lr": 1.0},
+    }

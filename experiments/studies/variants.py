@@ -1,0 +1,64 @@
+"""Other ways to fit the clusters: the exact optimum of k-means, and k-medians.
+
+Takes     LeNet-300-100, K = 8, 20,000 soft and 20,000 hard steps, one seed; the strength of the
+          pull to medians, whose gradient has another scale, is searched on validation.
+Gives     validation errors around hardening for each way.
+Paper     section 3.3 (no significant difference between dynamic programming and the fast refit) and
+          section 5 (k-medians, left for later).
+"""
+
+from typing import Any
+
+import torch
+
+import reefknot
+from experiments.studies.training import lenet_300_100, scaled, trained
+from reefknot.runs.parts import Parts
+from reefknot.runs.training import Progress
+
+MINUTES = 2.0
+REFIT_EVERY = 1_000
+MEDIANS = (1e-7, 1e-6, 1e-5)
+MEANS = {"num_clusters": 8, "tying_strength": 3e-5, "refit_every": REFIT_EVERY}
+
+
+def cases(done: dict[str, Any]) -> dict[str, Any]:
+    """Fast and exact k-means, and k-medians of some strengths."""
+    fits = {"fast": {"exact": False, **MEANS}, "exact": {"exact": True, **MEANS}}
+    medians = {"exact": False, **MEANS, "distance": "l1"}
+    return fits | {f"medians-{s:g}": medians | {"tying_strength": s} for s in MEDIANS}
+
+
+def measure(exact: bool, **settings: Any) -> dict[str, Any]:
+    """One run; with `exact` each refit is done again by dynamic programming."""
+
+    def watch(progress: Progress, found: Any) -> None:
+        due = progress.step % scaled(REFIT_EVERY) == 0 and not found.parts.method.hard
+        if exact and progress.event == "step" and due:
+            refit_exactly(found.parts)
+
+    def prepare(parts: Parts) -> None:
+        if exact:  # what comes before hardening, too
+            parts.method.phases[-1].prepare = lambda: refit_exactly(parts)
+
+    table = lenet_300_100("apt", settings, 20_000, 20_000)
+    found = trained(table, watch=watch, prepare=prepare)
+    return {"exact": exact, "settings": settings, **found.errors}
+
+
+def refit_exactly(parts: Parts) -> None:
+    """Give the one group of a method the clusters that minimise the k-means penalty."""
+    (group,) = parts.method.groups
+    best = reefknot.kmeans1d(group.weights(), group.num_clusters, exact=True)
+    places, clusters, begin = {}, [], 0
+    for name, member in group.members.items():
+        part = torch.from_numpy(best.assignment[begin : begin + member.numel()])
+        places[name] = torch.arange(member.numel())
+        clusters.append(part.to(group.assignment(name).dtype))
+        begin += member.numel()
+    group.take_clusters(best.centers, places, clusters)
+
+
+def data(done: dict[str, Any]) -> dict[str, Any]:
+    """The runs as they are."""
+    return done

@@ -1,0 +1,256 @@
+"""Studies: what runs, what is kept, what a search may see, and what each run does differently."""
+
+import json
+import sys
+from types import ModuleType
+
+import kmeans1d as peer
+import numpy as np
+import pytest
+import torch
+from experiments.figures import FIGURES, besides, local_filter
+from experiments.figures.style import LIGHT, styled, svg
+from experiments.studies import (
+    STUDIES,
+    driver,
+    first_layer,
+    generalisation,
+    num_clusters,
+    training,
+)
+from experiments.studies.refits import without_last_refit
+from experiments.studies.variants import refit_exactly
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reefknot.zoo import DATASETS, NETWORKS, Data, Split
+
+TOY = """
+import pathlib
+MINUTES = 0
+def cases(done):
+    found = {"a": {"value": 3}, "b": {"value": 2}}
+    if found.keys() <= done.keys():
+        found["best"] = {"value": min(done.values())}
+    return found
+def measure(value):
+    with pathlib.Path(__file__).with_name("calls").open("a") as file:
+        file.write(f"{value} ")
+    return value * 10 if value < 10 else value
+def data(done):
+    return list(done.items())
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A search of two runs and a third that depends on both."""
+    (tmp_path / "toy_study.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "toy_study", raising=False)
+    return __import__("toy_study")
+
+
+def test_what_is_finished_is_kept_and_decides_what_comes_next(toy: ModuleType, tmp_path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps({"result": 30}))
+    assert driver.finished(toy, folder) == {"a": 30}
+    done = driver.run(toy, folder, jobs=1)
+    assert done == {"a": 30, "b": 20, "best": 20}
+    assert (tmp_path / "calls").read_text() == "2 20 "  # "a" was there
+    assert driver.finished(toy, folder) == done
+    driver.collect(toy, done, tmp_path / "data.json")
+    assert json.loads((tmp_path / "data.json").read_text()) == [["a", 30], ["b", 20], ["best", 20]]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=30)
+@given(JSON)
+def test_a_data_file_reads_back(value) -> None:
+    assert json.loads(driver.compact(value)) == value
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_begins_with_cases_that_json_can_hold(name: str) -> None:
+    cases = STUDIES[name].cases({})
+    assert cases
+    assert json.loads(json.dumps(cases)).keys() == cases.keys()
+    assert not any("/" in case for case in cases)  # each is a file's name
+
+
+# -- searches ---------------------------------------------------------------------------------
+
+
+def test_the_search_over_k_sees_no_test_data_and_its_best_gets_five_seeds() -> None:
+    search = num_clusters.cases({})
+    assert len(search) == 35
+    assert not any(case["test"] for case in search.values())
+    done = {
+        name: {"tying_strength": case["tying_strength"], "hard": 5.0}
+        for name, case in search.items()
+    }
+    done["k4-search-0.001"]["hard"] = 1.5
+    done["k2-search-0.1"]["hard"] = None  # diverged
+    after = num_clusters.cases(done)
+    assert len(after) == 35 + 25
+    assert [after[f"k4-seed{seed}"]["tying_strength"] for seed in range(5)] == [1e-3] * 5
+    assert after["k2-seed0"]["tying_strength"] == 1e-7  # the weakest of equals
+    assert all(after[f"k8-seed{seed}"]["test"] for seed in range(5))
+
+
+def test_the_fully_connected_network_takes_the_strengths_of_the_local_one() -> None:
+    first = generalisation.cases({})
+    assert {case["title"] for case in first.values() if case["test"]} == {"none"}
+    done = {name: {"val_error": 2.0} for name in first}
+    done["lenet-5-local-apt-search-0.001"]["val_error"] = 1.0
+    done["lenet-5-local-l1-search-1e-06"]["val_error"] = None  # diverged
+    after = generalisation.cases(done)
+    assert after["lenet-5-full-apt-16"]["settings"] == {"tying_strength": 1e-3}
+    assert after["lenet-5-full-l1"]["settings"] == {"l1_strength": 1e-5}
+    tested = [name for name, case in after.items() if case["test"]]
+    assert len(tested) == 3 + 7 + 5  # convolutional; local; fully connected
+    assert {after[name]["title"] for name in tested if "caffe" in name} == {"none", "l1", "l2"}
+
+
+# -- every study, on a handful of random images --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["behaviour", "pareto", "first_layer", "variants", "autograd", "num_clusters", "refits"],
+)
+def test_a_study_gives_data_that_its_figure_is_drawn_from(name, monkeypatch) -> None:
+    monkeypatch.setitem(DATASETS, "mnist", a_few_images)
+    monkeypatch.setattr(training, "SHORTER", 2_000)
+    study, done = STUDIES[name], {}
+    cases = study.cases({})
+    for case in [*cases][:2] if name in ("num_clusters", "refits") else cases:
+        done[case] = json.loads(json.dumps(study.measure(**cases[case])))
+    data = json.loads(driver.compact(study.data(done)))
+    for figure in (f for f in FIGURES if name == f.STUDY and not hasattr(f, "read")):
+        with styled(LIGHT):
+            assert "<svg" in svg(figure.draw(data, LIGHT))
+        assert figure.found(data).endswith(".")
+    if name in besides.SENTENCES:
+        assert besides.SENTENCES[name](data).endswith(".")
+
+
+def test_three_networks_are_measured_and_drawn(monkeypatch) -> None:
+    monkeypatch.setitem(DATASETS, "mnist", a_few_images)
+    monkeypatch.setattr(training, "SHORTER", 2_500)
+    rows = [
+        generalisation.measure(network, title, settings, test=True)
+        for network, title, settings in (
+            ("lenet-5-caffe", "l2", {"l2_strength": 1e-4}),
+            ("lenet-5-local", "apt-4", {"tying_strength": 1e-3}),
+            ("lenet-5-local", "none", {}),
+            ("lenet-5-full", "l1", {"l1_strength": 1e-5}),
+        )
+    ]
+    data = json.loads(driver.compact(generalisation.data(dict(enumerate(rows)))))
+    _, weights = local_filter.filter_of(data)
+    assert weights.shape == (576, 5, 5)
+    assert len(np.unique(weights)) <= 4  # tied, where an untied layer has 14,400 values
+    for figure in FIGURES:
+        if figure.STUDY == "generalisation":
+            with styled(LIGHT):
+                assert "<svg" in svg(figure.draw(data, LIGHT))
+            assert "12 x 12" in figure.found(data) or "connected: " in figure.found(data)
+
+
+def a_few_images() -> Data:
+    """As MNIST, and next to nothing."""
+    random = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> Split:
+        images = torch.randn(count, 1, 28, 28, generator=random)
+        return Split(images, torch.arange(count) % 10)
+
+    return Data("mnist", some(40), some(20), some(20))
+
+
+# -- one run ----------------------------------------------------------------------------------
+
+
+def table(**others) -> dict:
+    """A tiny run on the embedded digits."""
+    return {
+        "model": "digits-mlp",
+        "data": "digits",
+        "method": "apt",
+        "settings": {"num_clusters": 4, "refit_every": 10, **others},
+        "training": {"soft_steps": 20, "hard_steps": 5, "batch_size": 32, "threads": 1},
+        "optimizer": {"name": "adam", "lr": 1e-3},
+    }
+
+
+def test_a_run_is_measured_around_its_phases_and_on_test_images_only_if_asked() -> None:
+    events = []
+    found = training.trained(table(), watch=lambda progress, _: events.append(progress.event))
+    assert found.errors.keys() == {"soft", "hardened", "hard"}
+    assert found.state is not None
+    assert found.state.num_clusters == 4
+    assert events == ["step"] * 20 + ["leaving", "entered"] + ["step"] * 5
+    tested = training.trained(table(), test=True).errors
+    assert tested.keys() == {"soft", "test_soft", "hardened", "hard", "test_hard"}
+    assert {key: tested[key] for key in found.errors} == found.errors
+
+
+def test_a_trial_has_fewer_steps_and_nothing_else_is_changed(monkeypatch) -> None:
+    monkeypatch.setattr(training, "SHORTER", 5)
+    short = training.shortened(table())
+    assert short["training"] == table()["training"] | {"soft_steps": 4, "hard_steps": 1}
+    assert short["settings"] == {"num_clusters": 4, "refit_every": 2}
+    assert short["optimizer"] == table()["optimizer"]
+
+
+@pytest.mark.parametrize(("refits", "same"), [(True, False), (False, True)])
+def test_without_a_last_refit_hardening_takes_the_clusters_as_they_are(refits, same) -> None:
+    seen = []
+
+    def watch(progress, found) -> None:
+        if progress.event != "step":
+            (group,) = found.parts.method.groups
+            seen.append(torch.cat([group.assignment(n).flatten() for n in group.members]).clone())
+
+    training.trained(
+        table(refit_every=7), watch=watch, prepare=None if refits else without_last_refit
+    )
+    assert torch.equal(*seen) == same
+
+
+def test_an_exact_refit_is_the_optimum_of_another_library() -> None:
+    seen = []
+
+    def watch(progress, found) -> None:
+        if progress.event == "leaving":
+            refit_exactly(found.parts)
+            (group,) = found.parts.method.groups
+            weights = group.weights()
+            clusters = torch.cat([group.assignment(n).flatten() for n in group.members]).numpy()
+            seen.append((weights, group.centers[clusters]))
+
+    training.trained(table(), watch=watch)
+    ((weights, tied),) = seen
+    _, centers = peer.cluster(weights[:].tolist(), 4)
+    best = np.abs(weights[:, None] - np.array(centers)).min(1)
+    assert np.sum((weights - tied) ** 2) == pytest.approx(np.sum(best**2), rel=1e-6)
+
+
+def test_the_start_of_a_run_is_that_of_its_seed() -> None:
+    start = training.start_of("digits-mlp", 3)
+    torch.manual_seed(3)
+    assert torch.equal(start, training.vector(NETWORKS["digits-mlp"]()))
+
+
+def test_a_layer_is_kept_as_the_levels_that_the_picture_shows() -> None:
+    layer = np.array([[0.0, 0.02, 0.04, -0.3], [5.0, -5.0, 0.17, -0.001]])
+    levels = first_layer.unpacked(first_layer.packed(layer), layer.shape)
+    assert (levels * 5).round().tolist() == [[0, 0, 1, -5], [5, -5, 3, 0]]
