@@ -55,7 +55,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("errors", "format", "inspection", "methods", "packing", "public", "report", "runs"),
         *("zoo", ""),
     },
-    "": {*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"},
+    "": {
+        *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
+        "shrink",
+    },
 }
 WITHOUT_TORCH = {
     *("errors", "dtypes", "state", "files", "kernels", "codec", "format", "rates", "inspection"),

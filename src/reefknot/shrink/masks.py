@@ -77,6 +77,10 @@ class Masks:
         layer, dims = weighted(self.trace, node), self.trace.values[node].ndim
         return 1 if layer is None else dims - max(layer.tensors[0].ndim - 1, 1)
 
+    def over(self, node: Node, dimension: int) -> Tensor:
+        """Which units along a dimension vary."""
+        return over_all_but(self.varies[node], dimension)
+
     def is_shared(self, names: list[str]) -> bool:
         """Whether a tensor of these names is used by more than one operation."""
         return any(self._uses.get(id(self._tensors.get(name)), 1) > 1 for name in names)
