@@ -45,6 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batchnorm": set(),
     "shrink": COMMON,
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
+    # Other languages: a module and a state, as a list of layers.
+    "export": {"errors", "files", "loading", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {
@@ -52,7 +54,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("report", "state", "zoo", ""),
     },
     "cli": {
-        *("errors", "format", "inspection", "methods", "packing", "public", "report", "runs"),
+        *(
+            "errors",
+            "export",
+            "format",
+            "inspection",
+            "methods",
+            "packing",
+            "public",
+            "report",
+            "runs",
+        ),
         *("zoo", ""),
     },
     "": {

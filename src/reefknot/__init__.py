@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reefknot import export
     from reefknot.batchnorm import update_batchnorm
     from reefknot.errors import (
         ConfigError,
@@ -80,7 +81,7 @@ _HOME = {
     "reefknot.shrink.network": ("Shrunk",),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
-_PACKAGES = ("shrink",)  # can be called, see there
+_PACKAGES = ("export", "shrink")  # the latter can be called, see there
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "TiedTensor",
     "TyingError",
     "cluster",
+    "export",
     "fold_batchnorm",
     "inspect",
     "kmeans1d",
