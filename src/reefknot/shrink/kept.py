@@ -36,7 +36,7 @@ from reefknot.shrink.rules import claims, reaching, rerun
 # Elements are addressed by number there, or made where there were none.
 _COUNTING = {
     *("chunk", "split", "getitem", "stack", "expand", "expandas", "repeat", "roll", "flip"),
-    *("pad", "zeropad1d", "zeropad2d", "pixelshuffle", "unflatten"),
+    *("pad", "zeropad1d", "zeropad2d", "pixelshuffle", "unflatten", "indexselect"),
 }
 _FOLLOWED = POINTWISE | POOLS | (MOVING - _COUNTING) | {"batchnorm", "linear", "conv"}
 

@@ -23,10 +23,10 @@ from reefknot.shrink.trace import Trace
 MOVING = {
     "flatten", "unflatten", "view", "reshape", "permute", "transpose", "t", "movedim", "swapaxes",
     "squeeze", "unsqueeze", "contiguous", "clone", "to", "float", "double", "detach", "identity",
-    "chunk", "split", "getitem", "cat", "stack", "expand", "expandas", "repeat", "roll", "flip",
-    "mean", "sum", "pad", "zeropad1d", "zeropad2d", "interpolate", "upsample", "pixelshuffle",
-    "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout", "featuredropout",
-    "avgpool1d", "avgpool2d", "avgpool3d",
+    "chunk", "split", "getitem", "indexselect", "cat", "stack", "expand", "expandas", "repeat",
+    "roll", "flip", "mean", "sum", "pad", "zeropad1d", "zeropad2d", "interpolate", "upsample",
+    "pixelshuffle", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout",
+    "featuredropout", "avgpool1d", "avgpool2d", "avgpool3d",
     "adaptiveavgpool1d", "adaptiveavgpool2d", "adaptiveavgpool3d",
 }
 # Each output depends on the elements of its inputs in the same place.

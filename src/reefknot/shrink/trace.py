@@ -98,9 +98,16 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
     own = Trace(plain, graph, unfollowed=unfollowed)
     try:
         own.values = _run(Trace(plain.double(), graph), _as_double(inputs))
-    except (RuntimeError, TypeError):  # the model makes float32 tensors of its own
+    except (RuntimeError, TypeError, ValueError):  # perhaps it makes float32 tensors of its own
         own.model = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
-        own.values = _run(own, [_on_cpu(value) for value in inputs])
+        try:
+            own.values = _run(own, [_on_cpu(value) for value in inputs])
+        except (RuntimeError, TypeError, ValueError) as error:
+            shapes = [tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in inputs]
+            raise ReefknotError(
+                f"{type(model).__name__} does not take the example input of shape "
+                f"{', '.join(map(str, shapes))}: {' '.join(str(error).split())}"
+            ) from error
     return own
 
 
