@@ -45,17 +45,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batchnorm": set(),
     "shrink": COMMON,
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
+    # Other languages: a module and a state, as a list of layers.
+    "export": {"errors", "files", "loading", "shrink", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {
         *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
-        *("report", "state", "zoo", ""),
+        *("report", "shrink", "state", "zoo", ""),
     },
     "cli": {
-        *("errors", "format", "inspection", "methods", "packing", "public", "report", "runs"),
-        *("zoo", ""),
+        *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
+        *("runs", "shrink", "zoo", ""),
     },
-    "": {*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"},
+    "": {
+        *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
+        "shrink",
+    },
 }
 WITHOUT_TORCH = {
     *("errors", "dtypes", "state", "files", "kernels", "codec", "format", "rates", "inspection"),

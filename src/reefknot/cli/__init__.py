@@ -8,7 +8,10 @@ from typing import Any
 import click
 
 from reefknot import __version__
-from reefknot.cli.files import inspect, pack, plain, unpack, verify
+from reefknot.cli.export import export
+from reefknot.cli.files import inspect, pack, unpack, verify
+from reefknot.cli.printing import plain
+from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
 
 _DEBUG = "reefknot.debug"
@@ -138,5 +141,5 @@ def methods() -> None:
             click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))
 
 
-for command in (pack, unpack, inspect, verify):
+for command in (pack, unpack, inspect, verify, shrink, export):
     main.add_command(command)

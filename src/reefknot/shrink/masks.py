@@ -23,10 +23,10 @@ from reefknot.shrink.trace import Trace
 MOVING = {
     "flatten", "unflatten", "view", "reshape", "permute", "transpose", "t", "movedim", "swapaxes",
     "squeeze", "unsqueeze", "contiguous", "clone", "to", "float", "double", "detach", "identity",
-    "chunk", "split", "getitem", "cat", "stack", "expand", "expandas", "repeat", "roll", "flip",
-    "mean", "sum", "pad", "zeropad1d", "zeropad2d", "interpolate", "upsample", "pixelshuffle",
-    "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout", "featuredropout",
-    "avgpool1d", "avgpool2d", "avgpool3d",
+    "chunk", "split", "getitem", "indexselect", "cat", "stack", "expand", "expandas", "repeat",
+    "roll", "flip", "mean", "sum", "pad", "zeropad1d", "zeropad2d", "interpolate", "upsample",
+    "pixelshuffle", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout",
+    "featuredropout", "avgpool1d", "avgpool2d", "avgpool3d",
     "adaptiveavgpool1d", "adaptiveavgpool2d", "adaptiveavgpool3d",
 }
 # Each output depends on the elements of its inputs in the same place.
@@ -57,6 +57,7 @@ class Masks:
 
     trace: Trace
     varies: dict[Node, Any] = field(default_factory=dict)
+    training: bool = False  # parameters vary, too, unless they are zero; so do batch statistics
 
     def nonzero(self, node: Node) -> Any:
         """Which elements of a node's value can be anything but zero."""
@@ -76,6 +77,10 @@ class Masks:
         """Along which dimension the units of a layer's output lie."""
         layer, dims = weighted(self.trace, node), self.trace.values[node].ndim
         return 1 if layer is None else dims - max(layer.tensors[0].ndim - 1, 1)
+
+    def over(self, node: Node, dimension: int) -> Tensor:
+        """Which units along a dimension vary."""
+        return over_all_but(self.varies[node], dimension)
 
     def is_shared(self, names: list[str]) -> bool:
         """Whether a tensor of these names is used by more than one operation."""

@@ -52,6 +52,8 @@ def varies(masks: Masks, node: Node) -> Any:
         return all_of(value, False)
     if is_barrier(masks, node):
         return all_of(value, True)
+    if not isinstance(value, Tensor) and not any(map(is_tracked, leaves(value))):
+        return value  # a size, say
     if not any(bool(part.any()) for n in inputs for part in leaves(masks.varies[n])):
         return all_of(value, False)
     layer = weighted(trace, node)
@@ -63,11 +65,11 @@ def varies(masks: Masks, node: Node) -> Any:
         result = torch.zeros(value.shape, dtype=torch.bool)
         for changing in inputs:
             others = {n: as_float(masks.nonzero(n)) for n in inputs}
-            result |= _run(masks, node, others | {changing: as_float(masks.varies[changing])}) > 0
+            result |= rerun(masks, node, others | {changing: as_float(masks.varies[changing])}) > 0
         return result
     if kind in MOVING:
         given = {n: as_float(masks.varies[n]) for n in inputs}
-        return tree_map(lambda part: part > 0, _run(masks, node, given))
+        return tree_map(lambda part: part > 0, rerun(masks, node, given))
     if kind in POOLS:
         return _pooled(masks, node)(masks.varies[inputs[0]].float()) > 0
     if kind in POINTWISE:
@@ -88,6 +90,21 @@ def _scaled(masks: Masks, node: Node, given: dict[Node, Any]) -> Tensor:
         return whole if weight is None else (weight != 0).expand(value.shape)
     scale = whole if weight is None else along(weight != 0, value, 1).expand(value.shape)
     return scale & given[node.args[0]]  # type: ignore[index]
+
+
+def trained(masks: Masks, node: Node) -> Any:
+    """Which elements of a node's value change when parameters that are not zero are trained."""
+    value, layer = masks.trace.values[node], weighted(masks.trace, node)
+    if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
+        return value != 0
+    if layer is not None:
+        weights = [(tensor != 0).float() for tensor in layer.tensors]
+        return layer.run(masks.nonzero(layer.source).float(), *weights) > 0
+    if masks.trace.kind(node) == "prelu":
+        return masks.nonzero(masks.tracked(node)[0])
+    if masks.trace.kind(node) in ("batchnorm", "layernorm", "embedding"):
+        return all_of(value, True)
+    return all_of(value, False)
 
 
 # -- backward --------------------------------------------------------------------------------
@@ -115,7 +132,7 @@ def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Cla
     layer = weighted(trace, node)
     if layer is not None:
         weights = [(tensor != 0).float() for tensor in layer.tensors]
-        reached = _reaching(layer.run, [masks.nonzero(layer.source).float(), *weights], needed)
+        reached = reaching(layer.run, [masks.nonzero(layer.source).float(), *weights], needed)
         yield from zip([layer.source, *layer.names], reached, strict=True)
     elif kind in MULTILINEAR or (kind == "mul" and len(inputs) == 2):
         given = {n: as_float(masks.nonzero(n)) for n in inputs}
@@ -125,12 +142,12 @@ def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Cla
         yield from _through(masks, node, given, needed)
     elif kind in POOLS:
         ones = torch.ones_like(masks.varies[inputs[0]], dtype=torch.float32)
-        yield inputs[0], _reaching(_pooled(masks, node), [ones], needed)[0]
+        yield inputs[0], reaching(_pooled(masks, node), [ones], needed)[0]
     elif kind in POINTWISE:
         if lenient:
             needed = needed & ~_zero_anyway(masks, node, inputs)
         shapes = [torch.ones_like(masks.varies[n], dtype=torch.float32) for n in inputs]
-        total = _reaching(
+        total = reaching(
             lambda *parts: sum(part.expand(needed.shape) for part in parts), shapes, needed
         )
         yield from zip(inputs, total, strict=True)
@@ -160,7 +177,8 @@ def _claims_of_norm(masks: Masks, node: Node, needed: Tensor) -> Iterator[Claim]
         return
     unit = over_all_but(needed, 1)
     scaled = unit if weight is None else unit & (weight != 0)
-    yield source, needed & along(scaled, needed, 1)
+    wanted = torch.ones_like(needed) if masks.training else needed  # a batch shares its mean
+    yield source, wanted & along(scaled, needed, 1)
     yield from ((f"{node.target}.{key}", unit) for key, _ in module.named_parameters())
     yield from ((f"{node.target}.{key}", scaled) for key in ("running_mean", "running_var"))
 
@@ -175,7 +193,7 @@ def _zero_anyway(masks: Masks, node: Node, inputs: list[Node]) -> Tensor:
     layer = weighted(masks.trace, source)
     if len(inputs) > 1 or layer is None or len(source.users) > 1 or masks.is_shared(layer.names):
         return none
-    of_zeros = _run(masks, node, {source: torch.zeros_like(masks.trace.values[source])})
+    of_zeros = rerun(masks, node, {source: torch.zeros_like(masks.trace.values[source])})
     quiet = ~masks.varies[node] & (value == 0) & (of_zeros == 0)
     dimension = masks.channels(source)
     return none | along(~over_all_but(~quiet, dimension), value, dimension)
@@ -206,7 +224,8 @@ def _pooled(masks: Masks, node: Node) -> Callable[[Tensor], Tensor]:
     return lambda x: pool(x, **given)
 
 
-def _run(masks: Masks, node: Node, given: dict[Node, Any]) -> Any:
+def rerun(masks: Masks, node: Node, given: dict[Node, Any]) -> Any:
+    """A node with some of its inputs replaced."""
     others = {n: masks.trace.values[n] for n in node.all_input_nodes}
     return masks.trace.call(node, others | given)
 
@@ -218,13 +237,13 @@ def _through(masks: Masks, node: Node, given: dict[Node, Any], needed: Any) -> I
 
     def run(*leaves: Tensor) -> Any:
         parts = tree_unflatten(list(leaves), spec)
-        return _run(masks, node, dict(zip(nodes, parts, strict=True)))
+        return rerun(masks, node, dict(zip(nodes, parts, strict=True)))
 
-    reached = tree_unflatten(_reaching(run, flat, needed), spec)
+    reached = tree_unflatten(reaching(run, flat, needed), spec)
     yield from zip(nodes, reached, strict=True)
 
 
-def _reaching(run: Callable[..., Any], inputs: list[Tensor], needed: Any) -> list[Tensor]:
+def reaching(run: Callable[..., Any], inputs: list[Tensor], needed: Any) -> list[Tensor]:
     """Which elements of the inputs have a needed output that they can change."""
     own = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     with torch.enable_grad():

@@ -94,22 +94,34 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
     """Follow a model from its inputs to its outputs; the model stays as it is."""
     inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
     plain = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
+    graph, unfollowed = followed(plain)
+    own = Trace(plain, graph, unfollowed=unfollowed)
+    try:
+        own.values = _run(Trace(plain.double(), graph), _as_double(inputs))
+    except (RuntimeError, TypeError, ValueError):  # perhaps it makes float32 tensors of its own
+        own.model = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
+        try:
+            own.values = _run(own, [_on_cpu(value) for value in inputs])
+        except (RuntimeError, TypeError, ValueError) as error:
+            shapes = [tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in inputs]
+            raise ReefknotError(
+                f"{type(model).__name__} does not take the example input of shape "
+                f"{', '.join(map(str, shapes))}: {' '.join(str(error).split())}"
+            ) from error
+    return own
+
+
+def followed(model: nn.Module) -> tuple[fx.Graph, list[Unfollowed]]:
+    """The graph of a model, and the parts that it holds as they are."""
     tracer = _Tracer()
     try:
-        graph = tracer.trace(plain)
+        return tracer.trace(model), tracer.unfollowed
     except Exception as error:  # fx raises all kinds for code that depends on values
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ReefknotError(
             f"{type(model).__name__} cannot be followed by torch.fx: {reason}; "
             "put what depends on values into a module of its own"
         ) from error
-    own = Trace(plain, graph, unfollowed=tracer.unfollowed)
-    try:
-        own.values = _run(Trace(plain.double(), graph), _as_double(inputs))
-    except (RuntimeError, TypeError):  # the model makes float32 tensors of its own
-        own.model = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
-        own.values = _run(own, [_on_cpu(value) for value in inputs])
-    return own
 
 
 def _on_cpu(value: Any) -> Any:
