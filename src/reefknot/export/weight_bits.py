@@ -143,4 +143,5 @@ def _monotonous(counts: Counter[int], number: int) -> PrefixCode[int]:
     Ranks are by frequency in each stage, so that they nearly are in all of them.
     """
     ordered = sorted((max(counts[rank], 1) for rank in range(number)), reverse=True)
-    return huffman(Counter(dict(enumerate(ordered))), range(number))
+    code = huffman(Counter(dict(enumerate(ordered))), range(number))
+    return PrefixCode(tuple(range(number)), code.counts)  # equal counts may have unequal lengths
