@@ -9,7 +9,9 @@ import click
 
 from reefknot import __version__
 from reefknot.cli.export import export
-from reefknot.cli.files import inspect, pack, plain, unpack, verify
+from reefknot.cli.files import inspect, pack, unpack, verify
+from reefknot.cli.printing import plain
+from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
 
 _DEBUG = "reefknot.debug"
@@ -139,5 +141,5 @@ def methods() -> None:
             click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))
 
 
-for command in (pack, unpack, inspect, verify, export):
+for command in (pack, unpack, inspect, verify, shrink, export):
     main.add_command(command)

@@ -11,6 +11,9 @@ Unaware   of methods and of training.
     weight_bits.py   weights as steps and values, a string of bits
     prefix_code.py   Huffman's code
     c_source.py      net.c and net.h: tables, then engine.c
+    shrunk_file.py   safetensors of the shrunk network
+    onnx_file.py     ONNX: weights as indices with a codebook
+    onnx_nodes.py    operations as operators of ONNX
     hardware.py      what compilers and simulators of chips say
 """
 
@@ -19,10 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reefknot.export.c_source import Bytes, c
+    from reefknot.export.onnx_file import onnx
+    from reefknot.export.shrunk_file import safetensors
 
-_HOME = {"c": "c_source", "Bytes": "c_source"}
+_HOME = {
+    "c": "c_source",
+    "Bytes": "c_source",
+    "onnx": "onnx_file",
+    "safetensors": "shrunk_file",
+}
 
-__all__ = ["Bytes", "c"]
+__all__ = ["Bytes", "c", "onnx", "safetensors"]
 
 
 def __getattr__(name: str) -> Any:
