@@ -88,8 +88,7 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
         for s in planned.stages
     ]
     bits = weight_bits(matrices, scaled=scaled)
-    rows = sum(len(matrix.bias) for matrix in matrices)
-    tables = bits.flash_bytes + 4 * rows * ((bits.biases == "table") + scaled)
+    tables = bits.flash_bytes + 4 * bits.num_biases * scaled
     parts = [
         _LICENCE,
         '#include "net.h"\n\n#include <float.h>\n#include <string.h>\n',
