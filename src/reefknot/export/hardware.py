@@ -23,6 +23,8 @@ _FLAGS = (
     *("-std=c99", "-Os", "-Wall", "-Wextra", "-Werror"),
     *("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"),
 )
+# The linker shall not stop at the chip's end: we tell by how much it is passed.
+_ROOM = "-Wl,--defsym=__DATA_REGION_LENGTH__=0xff00,--defsym=__TEXT_REGION_LENGTH__=0x100000"
 _SECONDS = 120  # that a simulation may take
 
 
@@ -90,7 +92,7 @@ def measure(folder: Path | str, chip: Chip, inputs: np.ndarray | None = None) ->
         raise ReefknotError(f"{tool} is not installed, which measuring on the {chip.name} needs")
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
-        flash, variables = _sizes(chip, _built(Path(folder), chip, work / "bare", "-DBARE"))
+        flash, variables = _sizes(chip, _built(Path(folder), chip, work / "bare", "-DBARE", _ROOM))
         if flash > chip.flash_bytes or variables > chip.ram_bytes:
             raise ReefknotError(
                 f"the network does not fit on the {chip.name}: it takes {flash:,} of "
@@ -119,6 +121,8 @@ def _built(folder: Path, chip: Chip, target: Path, *options: str) -> Path:
             *(*sources, "-o", str(target), "-lm"),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "region" in done.stderr and done.returncode:
+        raise ReefknotError(f"the network is far too large for the {chip.name}")
     if done.returncode:
         raise ReefknotError(
             f"{chip.compiler} refuses {folder / 'net.c'}: {' '.join(done.stderr.split())[:500]}"
