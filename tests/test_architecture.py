@@ -44,6 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": {*DATA, "kernels", "tensors", "tying"},
     "batchnorm": set(),
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
+    # Other languages: a module and a state, as a list of layers.
+    "export": {"errors", "files", "loading", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {

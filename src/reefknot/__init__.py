@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reefknot import export
     from reefknot.batchnorm import update_batchnorm
     from reefknot.errors import (
         ConfigError,
@@ -102,6 +103,7 @@ __all__ = [
     "TiedTensor",
     "TyingError",
     "cluster",
+    "export",
     "inspect",
     "kmeans1d",
     "load",
@@ -112,6 +114,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export":
+        return importlib.import_module("reefknot.export")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -12,7 +12,9 @@ Unaware   of methods, of training and of files in our format.
 
 from reefknot.zoo.data import Data, Split, as_data, split
 from reefknot.zoo.datasets import DATASETS
-from reefknot.zoo.networks import NETWORKS
+from reefknot.zoo.networks import INPUTS, NETWORKS, Input
 from reefknot.zoo.reference import resolve
 
-__all__ = ["DATASETS", "NETWORKS", "Data", "Split", "as_data", "resolve", "split"]
+__all__ = [
+    "DATASETS", "INPUTS", "NETWORKS", "Data", "Input", "Split", "as_data", "resolve", "split",
+]  # fmt: skip

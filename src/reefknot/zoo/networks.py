@@ -1,7 +1,8 @@
 """The paper's networks, and a small one for the demo.
 
 Takes     nothing: seed torch's global generator before building one.
-Gives     `NETWORKS`, a function for each name that builds it, freshly initialised.
+Gives     `NETWORKS`, a function for each name that builds it, freshly initialised; `INPUTS`, what
+          each takes.
 Paper     section 4: LeNet-300-100 and LeNet-5-Caffe on MNIST, VGG-16 on CIFAR-10.
 Unaware   of data, training and compression.
 
@@ -10,6 +11,7 @@ Each is a plain `nn.Sequential` with readable names: the modules in order are th
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -114,4 +116,24 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "lenet-5-caffe": lenet_5_caffe,
     "vgg-16": vgg_16,
     "digits-mlp": digits_mlp,
+}
+
+
+class Input(NamedTuple):
+    """The shape of one example, and how the pixels of its data were normalised.
+
+    An input is (pixel - mean) / deviation, the statistics of the training part (`data.split`).
+    """
+
+    shape: tuple[int, ...]
+    mean: float | None = None
+    deviation: float | None = None
+
+
+_MNIST = Input((1, 28, 28), 33.32321478174603, 78.57214909999482)
+INPUTS: dict[str, Input] = {
+    "lenet-300-100": _MNIST,
+    "lenet-5-caffe": _MNIST,
+    "vgg-16": Input((3, 32, 32)),
+    "digits-mlp": Input((1, 8, 8), 4.884370170015456, 6.0148847850435345),
 }

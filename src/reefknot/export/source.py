@@ -1,0 +1,57 @@
+"""What every exporter begins with: values from a file put into a module, as a list of layers.
+
+Takes     a `.reef` file (or a state, or nothing: the module's own values), a module, an example.
+Gives     `Program` without dead units.
+Unaware   of the zoo and of target languages.
+"""
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import ConfigError
+from reefknot.export.program import Program, without_dead_units
+from reefknot.export.trace import trace
+from reefknot.loading import load, tensors
+from reefknot.state import TiedState
+
+Source = Path | str | TiedState | None
+
+
+def program_of(source: Source, model: nn.Module, example_input: Tensor | None = None) -> Program:
+    """The network as layers, with the values of `source` and without dead units.
+
+    Without an example input, the first layer with weights must be Linear: it tells their number.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
+    filled = _filled(source, model)
+    return without_dead_units(trace(filled, _example(model, example_input)))
+
+
+def _filled(source: Source, model: nn.Module) -> nn.Module:
+    if source is None:
+        return model
+    where = "the state" if isinstance(source, TiedState) else str(source)
+    values = tensors(source) if isinstance(source, TiedState) else load(source)
+    filled = copy.deepcopy(model)
+    try:
+        filled.load_state_dict(values)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{where} does not fit the model: {reason}") from error
+    return filled
+
+
+def _example(model: nn.Module, example_input: Tensor | None) -> Tensor:
+    if example_input is not None:
+        return example_input
+    weighted = [m for m in model.modules() if list(m.parameters(recurse=False))]
+    if not weighted or not isinstance(weighted[0], nn.Linear):
+        raise ConfigError(
+            f"{type(model).__name__} does not tell the shape of its input: give an example such as "
+            "torch.zeros(1, 1, 28, 28) (on the command line --input 1x28x28)"
+        )
+    return torch.zeros(1, weighted[0].in_features)
