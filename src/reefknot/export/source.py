@@ -21,14 +21,18 @@ Source = Path | str | TiedState | None
 
 
 def program_of(source: Source, model: nn.Module, example_input: Tensor | None = None) -> Program:
-    """The network as layers, with the values of `source` and without dead units.
+    """The network as layers, with the values of `source` and without dead units."""
+    return without_dead_units(layers_of(source, model, example_input))
+
+
+def layers_of(source: Source, model: nn.Module, example_input: Tensor | None = None) -> Program:
+    """The network as layers, with the values of `source`, in the shapes of the file.
 
     Without an example input, the first layer with weights must be Linear: it tells their number.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
-    filled = _filled(source, model)
-    return without_dead_units(trace(filled, _example(model, example_input)))
+    return trace(_filled(source, model), _example(model, example_input))
 
 
 def _filled(source: Source, model: nn.Module) -> nn.Module:

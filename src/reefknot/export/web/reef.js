@@ -2,8 +2,8 @@
  * A reader of `.reef` files (version 1) in JavaScript, without dependencies.
  *
  * Takes     the bytes of a file (Uint8Array), and how much its tensors may take up once decoded.
- * Gives     `decode`: a list of {name, type, shape, bytes, end}, aliases last; or an Error for what the format refuses.
- *           `bytes` are the elements in C order, little endian; `end` is where the tensor's bytes end in the file.
+ * Gives     `decode`: a list of {name, type, shape, bytes, start, end}, aliases last; or an Error for what the format refuses.
+ *           `bytes` are the elements in C order, little endian; `start` and `end` tell where in the file they came from.
  * Unaware   of networks and pages.
  *
  * It follows docs/format.md, whose sections are named below, and refuses what docs/reference_decoder.py refuses. Numbers
@@ -585,7 +585,6 @@ export const decode = (file, limit = 2 ** 28) => {
       adaptive(TRAINABLE + kind);
       type = like && !like.book && adaptive(SAME_TYPE + kind, 50000) ? like.type : uniform(19);
     } else {
-      check(numBooks);
       if (!adaptive(SAME_BOOK, 50000)) last = adaptive(NEXT_BOOK, 50000) ? last + 1 : uniform(numBooks);
       book = books[last];
       check(book);
@@ -632,12 +631,13 @@ export const decode = (file, limit = 2 ** 28) => {
   if (isIndexed) end();
 
   // The tensors.
-  let from = 4;
+  let from = isIndexed ? 4 : at - 2; // 4 bytes are in front of a stream, and 6 of it are held in advance
   beginContent();
   const tensors = entries.map(({ name, type, book, shape, isFast, streamBytes, crc }) => {
     const width = BYTES[type];
     const unit = type == C64 ? 4 : width;
     const number = product(shape);
+    const start = from;
     let bytes;
     if (isIndexed) {
       const own = file.subarray(from, (from += streamBytes));
@@ -665,7 +665,7 @@ export const decode = (file, limit = 2 ** 28) => {
       end();
       check(!rest.length);
     } else from = at - 2;
-    return { name, type: NAMES[type], shape, bytes, end: from };
+    return { name, type: NAMES[type], shape, bytes, start, end: from };
   });
   if (isIndexed) check(from == start);
   else end();
