@@ -53,7 +53,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("report", "state", "zoo", ""),
     },
     "cli": {
-        *("errors", "format", "inspection", "methods", "packing", "public", "report", "runs"),
+        *(
+            "errors",
+            "export",
+            "format",
+            "inspection",
+            "methods",
+            "packing",
+            "public",
+            "report",
+            "runs",
+        ),
         *("zoo", ""),
     },
     "": {*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"},

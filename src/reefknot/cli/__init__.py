@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from reefknot import __version__
+from reefknot.cli.export import export
 from reefknot.cli.files import inspect, pack, plain, unpack, verify
 from reefknot.errors import ReefknotError, UserCodeError
 
@@ -138,5 +139,5 @@ def methods() -> None:
             click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))
 
 
-for command in (pack, unpack, inspect, verify):
+for command in (pack, unpack, inspect, verify, export):
     main.add_command(command)

@@ -4,6 +4,30 @@ Takes     a `.reef` file or a state, a torch module, and an example of its input
 Gives     files that need neither Python nor torch; what they cannot express is one sentence.
 Unaware   of methods and of training.
 
-    source.py    a module with the values of a file     trace.py    a module to layers, by torch.fx
-    program.py   layers with numpy values, no torch
+    source.py        a module with the values of a file, as a program
+    trace.py         a module to layers, by torch.fx
+    program.py       layers with numpy values, no torch
+    stages.py        layers fused, their buffers in one arena
+    weight_bits.py   weights as steps and values, a string of bits
+    prefix_code.py   Huffman's code
+    c_source.py      net.c and net.h: tables, then engine.c
+    hardware.py      what compilers and simulators of chips say
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reefknot.export.c_source import Bytes, c
+
+_HOME = {"c": "c_source", "Bytes": "c_source"}
+
+__all__ = ["Bytes", "c"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'reefknot.export' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"reefknot.export.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -108,15 +108,16 @@ class _Recorder(fx.Interpreter):
 
 def _run(graph: fx.GraphModule, example: Tensor) -> dict[fx.Node, Any]:
     recorder = _Recorder(graph)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice on speed
-            recorder.run(example)
-    except Exception as error:  # whatever a layer says to a wrong shape
-        reason = " ".join(str(error).split("While executing")[0].split())
-        raise ConfigError(
-            f"the network does not take an input of shape {tuple(example.shape)}: {reason}"
-        ) from error
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice on speed
+        try:
+            graph(example)  # first, since torch.fx takes seconds to tell of an error
+        except Exception as error:  # whatever a layer says to a wrong shape
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"the network does not take an input of shape {tuple(example.shape)}: {reason}"
+            ) from error
+        recorder.run(example)
     return recorder.results
 
 

@@ -1,0 +1,147 @@
+"""The weights of all stages as one string of bits, with the codes to read it by.
+
+Takes     matrices of weights and their biases, stage by stage.
+Gives     `WeightBits`: bytes, two prefix codes, the shared values, and where the biases are.
+Unaware   of convolutions and of C.
+
+An output is its bias (a bit, then its value, where biases are shared values too), then a step and a
+value for each weight that is not zero, then a step of 0. A step is its number of bits (its class),
+then the bits below the highest.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from reefknot.errors import ConfigError
+from reefknot.export.prefix_code import PrefixCode, huffman
+
+MAX_VALUES = 255
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """The weights of one stage: a row for each output."""
+
+    name: str
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class WeightBits:
+    """All that the engine needs to go through the weights."""
+
+    data: bytes
+    step_code: PrefixCode[int]  # of classes; 0 ends a row
+    value_code: PrefixCode[int]  # of ranks: a stage's values from frequent to rare
+    values: tuple[np.ndarray, ...]  # one table for all stages, or one for each
+    biases: Literal["none", "coded", "table"]
+
+    def table(self, stage: int) -> int:
+        """Where the values of a stage begin."""
+        return 0 if len(self.values) == 1 else sum(map(len, self.values[:stage]))
+
+    def count(self, stage: int) -> int:
+        """How many values a stage has."""
+        return len(self.values[0 if len(self.values) == 1 else stage])
+
+    @property
+    def flash_bytes(self) -> int:
+        """What the tables take up."""
+        codes = len(self.step_code.counts) + len(self.step_code.symbols)
+        codes += len(self.value_code.counts)
+        return len(self.data) + codes + 4 * sum(map(len, self.values))
+
+
+def weight_bits(matrices: Sequence[Matrix], *, scaled: bool = False) -> WeightBits:
+    """The smaller of one table of values for all stages and one for each.
+
+    With `scaled`, biases are a table, since they are not of the weights' scale.
+    """
+    found = [_nonzero_counts(matrix) for matrix in matrices]
+    biases = _where_biases_are(matrices, found, scaled)
+    choices = []
+    everything = sum(found, Counter())
+    if len(everything) <= MAX_VALUES:
+        choices.append(_coded(matrices, (_by_frequency(everything),), biases))
+    if len(matrices) > 1:
+        choices.append(_coded(matrices, tuple(map(_by_frequency, found)), biases))
+    return min(choices, key=lambda coded: coded.flash_bytes)
+
+
+def _nonzero_counts(matrix: Matrix) -> Counter[float]:
+    values, counts = np.unique(matrix.weight[matrix.weight != 0], return_counts=True)
+    if len(values) > MAX_VALUES:
+        raise ConfigError(
+            f"{matrix.name!r} has {len(values):,} different weights, C takes at most {MAX_VALUES}: "
+            "tie them first, with a method or with `reefknot pack --clusters`"
+        )
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+def _where_biases_are(
+    matrices: Sequence[Matrix], found: Sequence[Counter[float]], scaled: bool
+) -> Literal["none", "coded", "table"]:
+    if not scaled and not any(matrix.bias.any() for matrix in matrices):
+        return "none"
+    shared = all(
+        set(matrix.bias[matrix.bias != 0].tolist()) <= values.keys()
+        for matrix, values in zip(matrices, found, strict=True)
+    )
+    return "coded" if shared and not scaled else "table"
+
+
+def _by_frequency(counts: Counter[float]) -> np.ndarray:
+    ordered = sorted(counts, key=lambda value: (-counts[value], value))
+    return np.array(ordered or [0.0], np.float32)  # a stage of zeros still has a table
+
+
+def _coded(
+    matrices: Sequence[Matrix],
+    tables: tuple[np.ndarray, ...],
+    biases: Literal["none", "coded", "table"],
+) -> WeightBits:
+    rows = []  # (rank of the bias or None, [(step, rank), ...])
+    for stage, matrix in enumerate(matrices):
+        table = tables[0 if len(tables) == 1 else stage]
+        rank = {value: number for number, value in enumerate(table.tolist())}
+        for weights, bias in zip(matrix.weight, matrix.bias.tolist(), strict=True):
+            places = np.flatnonzero(weights)
+            steps = np.diff(places, prepend=-1).tolist()
+            ranks = [rank[value] for value in weights[places].tolist()]
+            rows.append((rank[bias] if bias and biases == "coded" else None, steps, ranks))
+    step_classes: Counter[int] = Counter()
+    ranks_used: Counter[int] = Counter()
+    for bias_rank, steps, ranks in rows:
+        step_classes.update([*(step.bit_length() for step in steps), 0])
+        ranks_used.update([*ranks, *([] if bias_rank is None else [bias_rank])])
+    # Every rank has a code, in the order of ranks, so that no table of symbols is needed.
+    most = max(map(len, tables))
+    step_code = huffman(step_classes, range(64))
+    value_code = _monotonous(ranks_used, most)
+    steps_as, ranks_as = step_code.codes(), value_code.codes()
+    bits = []
+    for bias_rank, steps, ranks in rows:
+        if biases == "coded":
+            bits.append("0" if bias_rank is None else "1" + ranks_as[bias_rank])
+        for step, number in zip(steps, ranks, strict=True):
+            length = step.bit_length()
+            bits += [steps_as[length], f"{step:b}"[1:], ranks_as[number]]
+        bits.append(steps_as[0])
+    text = "".join(bits)
+    packed = np.packbits(np.frombuffer(text.encode(), np.uint8) - ord("0"), bitorder="little")
+    return WeightBits(packed.tobytes(), step_code, value_code, tables, biases)
+
+
+def _monotonous(counts: Counter[int], number: int) -> PrefixCode[int]:
+    """A code whose symbols are 0, 1, 2, ...: no rarer rank may have a shorter code.
+
+    Ranks are by frequency in each stage, so that they nearly are in all of them.
+    """
+    ordered = sorted((max(counts[rank], 1) for rank in range(number)), reverse=True)
+    code = huffman(Counter(dict(enumerate(ordered))), range(number))
+    return PrefixCode(tuple(range(number)), code.counts)  # equal counts may have unequal lengths
