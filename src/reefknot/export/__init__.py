@@ -1,4 +1,4 @@
-"""Networks for other places: C for firmware, and whatever else ships.
+"""Networks for other places: C for firmware, a page for browsers.
 
 Takes     a `.reef` file or a state, a torch module, and an example of its input.
 Gives     files that need neither Python nor torch; what they cannot express is one sentence.
@@ -10,6 +10,7 @@ Unaware   of methods and of training.
     stages.py        layers fused, their buffers in one arena
     weight_bits.py   weights as steps and values, a string of bits
     prefix_code.py   Huffman's code
+    page.py          one HTML file: web/page.js around web/reef.js, a decoder
     c_source.py      net.c and net.h: tables, then engine.c
     hardware.py      what compilers and simulators of chips say
 """
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reefknot.export.c_source import Bytes, c
+    from reefknot.export.page import Pixels, html
 
-_HOME = {"c": "c_source", "Bytes": "c_source"}
+_HOME = {"c": "c_source", "Bytes": "c_source", "html": "page", "Pixels": "page"}
 
-__all__ = ["Bytes", "c"]
+__all__ = ["Bytes", "Pixels", "c", "html"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 Takes     a `.reef` file (or a state) and the module that it belongs to, for images of one channel.
 Gives     `html`, which writes the page: decoder, layers, file and style, nothing else to load.
-Unaware   of how files are decoded and layers run: web/reef.js and web/page.js do both, in the browser.
+Unaware   of decoding and of running layers: in the browser, web/reef.js and web/page.js do that.
 
 The values are in the page once, as the bytes of the file. All else is compressed by deflate and
 unpacks itself, since browsers can do that: script, style and text take half of their size.
@@ -47,9 +47,9 @@ class Pixels:
     The numbers are those of MNIST, which most networks for it were trained with.
     """
 
-    mean: float = 0.1307
-    deviation: float = 0.3081
-    full: float = 1.0
+    mean: float = 255 * 0.1307
+    deviation: float = 255 * 0.3081
+    full: float = 255.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ def html(
     data = encode(source) if isinstance(source, TiedState) else read_bytes(Path(source))
     where = "the state" if isinstance(source, TiedState) else str(source)
     state = decode(data, source=where, max_bytes=_MAX_BYTES)
+    if data[3] & 0x80:
+        raise ConfigError(
+            f"{where} is an indexed file of {state.num_weights:,} elements, which a page cannot "
+            "read; pack at most 2,097,152 elements, and not with --effort fast"
+        )
     program = layers_of(source, model, example_input)
     width = _width(program)
     network = _network(program, state)
@@ -163,7 +168,7 @@ def _written(layer: Layer, values: dict[str, tuple[str, np.ndarray]]) -> str:
 
 
 def _array(name: str, factor: float, layer: Layer, *windows: Pair | int) -> str:
-    """What `slide` takes, without what it has by default: kernel, stride, groups, padding, dilation."""
+    """What `slide` takes: kernel, stride, groups, padding, dilation, as far as they are unusual."""
 
     def planes(shape: Shape) -> Shape:
         return shape if len(shape) == 3 else (math.prod(shape), 1, 1)
@@ -177,7 +182,7 @@ def _array(name: str, factor: float, layer: Layer, *windows: Pair | int) -> str:
 
 
 def _check_values(layer: Linear | Conv2d, values: dict[str, tuple[str, np.ndarray]]) -> None:
-    """The page looks for a layer's values by its name: they must be there, and be used as they are."""
+    """The page finds a layer's values by its name: they must be there, and be used as they are."""
     if layer.scale is not None:
         raise ConfigError(
             f"a BatchNorm follows {layer.name!r}, which a page cannot do; fold it into the layer "
@@ -206,8 +211,9 @@ _ACTIVATIONS = {
     "tanh": "Math.tanh",
     "silu": "v=>v/(1+Math.exp(-v))",
     # Abramowitz and Stegun 7.1.26: within 1.5e-7 of the error function.
-    "gelu": "v=>{{let s=Math.abs(v)*Math.SQRT1_2,t=1/(1+.3275911*s),e=((((1.061405429*t-1.453152027)*t"
-    "+1.421413741)*t-.284496736)*t+.254829592)*t*Math.exp(-s*s)/2;return v*(v<0?e:1-e)}}",
+    "gelu": "v=>{{let s=Math.abs(v)*Math.SQRT1_2,t=1/(1+.3275911*s),e=((((1.061405429*t"
+    "-1.453152027)*t+1.421413741)*t-.284496736)*t+.254829592)*t*Math.exp(-s*s)/2;"
+    "return v*(v<0?e:1-e)}}",
 }
 
 
@@ -219,26 +225,28 @@ _HEAD = (
     '<meta name=color-scheme content="light dark">'
 )
 _BODY = "<body>This page needs JavaScript and a browser of 2023 or later.<script>\n"
-# Two signs of 91 for 13 bits; then the script, which begins after its own tag.
+# Turns text back into bytes, inflates them, and puts what they hold into the page: layout, script.
 _UNPACK = """\
-let bytes=(s,l)=>{let a=[],b=0,n=0,v=i=>(i=s.charCodeAt(i))-33-(i>34)-(i>60)-(i>92);for(let i=0;i<s.length;i+=2){\
-b|=v(i)+v(i+1)*91<<n;for(n+=13;n>7;n-=8)a.push(b&255),b>>=8}return new Uint8Array(a).slice(0,l)};REEF=bytes(...REEF);\
-new Response(new Blob([bytes(...PAGE)]).stream().pipeThrough(new DecompressionStream("deflate-raw"))).text()\
-.then(t=>{[document.body.innerHTML,t]=t.split("<script>");document.body.append(\
+let bytes=(s,l)=>{let a=[],b=0,n=0,v=i=>(i=s.charCodeAt(i))-33-(i>34)-(i>60)-(i>92);\
+for(let i=0;i<s.length;i+=2){b|=v(i)+v(i+1)*91<<n;for(n+=13;n>7;n-=8)a.push(b&255),b>>=8}\
+return new Uint8Array(a).slice(0,l)};REEF=bytes(...REEF);\
+new Response(new Blob([bytes(...PAGE)]).stream().pipeThrough(\
+new DecompressionStream("deflate-raw"))).text().then(t=>{\
+[document.body.innerHTML,t]=t.split("<script>");document.body.append(\
 Object.assign(document.createElement("script"),{textContent:t}))})</script>
 """
 _SIGNS = [chr(code) for code in range(33, 127) if chr(code) not in '"<\\\\']
 
 
 def _text(data: bytes) -> str:
-    """Bytes as a list of printable text, with 13 bits in two of 91 signs, and their number.
+    r"""Bytes as a list of printable text, with 13 bits in two of 91 signs, and their number.
 
-    >>> _text(b"\\0\\0")
+    >>> _text(b"\0\0")
     '["!!!!",2]'
     """
-    bits = int.from_bytes(data, "little")
-    pairs = -(-8 * len(data) // 13)
-    numbers = [bits >> 13 * i & 8191 for i in range(pairs)]
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    thirteens = np.pad(bits, (0, -len(bits) % 13)).reshape(-1, 13)
+    numbers = (thirteens @ (1 << np.arange(13))).tolist()
     signs = "".join(_SIGNS[number % 91] + _SIGNS[number // 91] for number in numbers)
     return f'["{signs}",{len(data)}]'
 

@@ -46,9 +46,10 @@ const slide = (
       for (let i = 0; i < kernel[0]; i++)
         for (let j = 0; j < kernel[1]; j++) {
           const k = weight ? weight[place++] : factor;
+          if (!k) continue;
           const r = row * stride[0] + i * dilation[0] - padding[0];
           const c = column * stride[1] + j * dilation[1] - padding[1];
-          if (!k || r < 0 || c < 0 || r >= height || c >= width) continue;
+          if (r < 0 || c < 0 || r >= height || c >= width) continue;
           const value = x[(input * height + r) * width + c];
           sum = factor < 0 ? max(sum, value) : sum + k * value;
         }
@@ -193,19 +194,23 @@ const show = () => {
 
 for (const key of [..."0123456789", "Clear"]) add(keys, "button", key).onclick = () => example(key);
 
-const point = ({ offsetX, offsetY }) => strokes.at(-1).push([offsetX / pad.clientWidth, offsetY / pad.clientHeight]);
+let isDue; // once a frame is enough
+const point = ({ offsetX, offsetY }) => {
+  strokes.at(-1).push([offsetX / pad.clientWidth, offsetY / pad.clientHeight]);
+  isDue ||= requestAnimationFrame(() => {
+    isDue = 0;
+    show();
+  });
+};
 pad.onpointerdown = (event) => {
   pad.setPointerCapture(event.pointerId);
   if (isExample) strokes = [];
   isExample = 0;
   strokes.push([]);
   point(event);
-  show();
 };
 pad.onpointermove = (event) => {
-  if (!pad.hasPointerCapture(event.pointerId)) return;
-  point(event);
-  show();
+  if (pad.hasPointerCapture(event.pointerId)) point(event);
 };
 window.onkeydown = ({ key }) => key in EXAMPLES && example(key);
 
