@@ -255,16 +255,16 @@ def _page(data: bytes, network: str, width: int, pixels: Pixels, title: str, fac
     template = resources.files("reefknot.export").joinpath("web/page.min.html").read_text("utf-8")
     layout, _, script = template.partition("\n")[2].partition("<script>")
     scales = json.dumps([width, pixels.mean, pixels.deviation, pixels.full])
+    texts = json.dumps([title, facts]).replace("<", "\\u003c")
+    end = "bytes: the file, a decoder, the network and a pad. It works offline and sends nothing. "
+    texts += f".concat(`This page is ${{SIZE}} {end}Made by reefknot.`)"
+    start = f"const NETWORK={network},PIXELS={scales},TEXTS={texts}"
+    packer = zlib.compressobj(9, wbits=-15, memLevel=9)
+    packed = packer.compress(f"{layout}<script>{{{start};{script}}}".encode()) + packer.flush()
     name = title.replace("&", "&amp;").replace("<", "&lt;")
-    size = 10_000
-    for _ in range(3):  # the page tells its own size, whose digits are part of it
-        end = f"This page is {size:,} bytes: the file, a decoder, the network and a pad. It works "
-        end += "offline and sends nothing. Made by reefknot."
-        texts = json.dumps([title, facts, end]).replace("<", "\\u003c")
-        start = f"const NETWORK={network},PIXELS={scales},TEXTS={texts}"
-        packer = zlib.compressobj(9, wbits=-15, memLevel=9)
-        packed = packer.compress(f"{layout}<script>{{{start};{script}}}".encode()) + packer.flush()
-        code = f"let REEF={_text(data)},\nPAGE={_text(packed)}\n{_UNPACK}"
-        page = f"{_HEAD}<title>{name}</title>{_BODY}{code}"
-        size = len(page.encode())
-    return page.encode()
+    code = f"REEF={_text(data)},\nPAGE={_text(packed)}\n{_UNPACK}"
+    rest = f'{_HEAD}<title>{name}</title>{_BODY}let SIZE="",{code}'
+    size = len(rest.encode()) + len("00,000")  # a page tells its own size
+    while len(rest.encode()) + len(f"{size:,}") != size:
+        size = len(rest.encode()) + len(f"{size:,}")
+    return rest.replace('SIZE=""', f'SIZE="{size:,}"', 1).encode()

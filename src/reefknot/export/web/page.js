@@ -2,7 +2,7 @@
  * The page: a pad to draw a digit on, the network that reads it, and the bytes that it is made of.
  *
  * Takes     `decode` of reef.js, and what `reefknot.export.html` puts in front: REEF (the bytes of the file), NETWORK (its
- *           layers, see `run`), PIXELS (width, mean, deviation, full ink), TEXTS (the title, the facts, the footer).
+ *           layers, see `run`), PIXELS (width, mean, deviation, full ink), TEXTS (title, facts, footer).
  * Gives     a page that answers, and `reefknot(pixels)`, the outputs for pixels from 0 to 1.
  */
 
@@ -212,7 +212,9 @@ pad.onpointerdown = (event) => {
 pad.onpointermove = (event) => {
   if (pad.hasPointerCapture(event.pointerId)) point(event);
 };
-window.onkeydown = ({ key }) => key in EXAMPLES && example(key);
+window.onkeydown = ({ key }) => {
+  if (key in EXAMPLES) example(key);
+};
 
 // ---- the bytes ----
 
