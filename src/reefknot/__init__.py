@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         SparseVD,
     )
     from reefknot.packing.clustering import cluster
+    from reefknot.shrink.folding import fold_batchnorm
+    from reefknot.shrink.network import Shrunk, shrink
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 __version__ = "0.2.0"
@@ -75,8 +77,11 @@ _HOME = {
         "SparseVD",
     ),
     "reefknot.methods": ("Method",),
+    "reefknot.shrink.folding": ("fold_batchnorm",),
+    "reefknot.shrink.network": ("Shrunk",),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
+_PACKAGES = ("export", "shrink")  # the latter can be called, see there
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -96,6 +101,7 @@ __all__ = [
     "Method",
     "RandomTying",
     "ReefknotError",
+    "Shrunk",
     "SoftWeightSharing",
     "SparseAPT",
     "SparseVD",
@@ -104,18 +110,20 @@ __all__ = [
     "TyingError",
     "cluster",
     "export",
+    "fold_batchnorm",
     "inspect",
     "kmeans1d",
     "load",
     "save",
+    "shrink",
     "update_batchnorm",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "export":
-        return importlib.import_module("reefknot.export")
+    if name in _PACKAGES:
+        return importlib.import_module(f"reefknot.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

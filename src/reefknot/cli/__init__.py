@@ -10,7 +10,9 @@ import click
 from reefknot import __version__
 from reefknot.cli.export import export
 from reefknot.cli.export_html import html
-from reefknot.cli.files import inspect, pack, plain, unpack, verify
+from reefknot.cli.files import inspect, pack, unpack, verify
+from reefknot.cli.printing import plain
+from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
 
 _DEBUG = "reefknot.debug"
@@ -141,5 +143,5 @@ def methods() -> None:
 
 
 export.add_command(html)
-for command in (pack, unpack, inspect, verify, export):
+for command in (pack, unpack, inspect, verify, shrink, export):
     main.add_command(command)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from reefknot.cli.export import MODEL, network, shape_of
-from reefknot.cli.files import plain
+from reefknot.cli.printing import plain
 from reefknot.errors import ConfigError
 
 

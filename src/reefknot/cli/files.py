@@ -1,39 +1,17 @@
 """The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from reefknot.cli.printing import plain
+from reefknot.cli.printing import print_table as _print
+from reefknot.cli.printing import table_of as _table
+from reefknot.cli.shrinking import as_dict, show, shrunk
+
 _EXISTING = click.Path(path_type=Path)
-
-
-def _table(*titles: str, text: int = 1) -> Any:
-    """A table whose first `text` columns are words, and the others numbers."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, title in enumerate(titles):
-        justify: Any = "left" if number < text else "right"
-        table.add_column(title, justify=justify, overflow="fold")
-    return table
-
-
-def plain(text: object) -> str:
-    """A name or a path as a terminal may have it: control characters and the like are escaped."""
-    signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return "".join(signs).encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _print(table: Any) -> None:
-    """Print a table; in a file or a pipe no line is broken, however long a name is."""
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 1 << 16).print(table)
 
 
 def _limit(max_bytes: int | None) -> int:
@@ -157,15 +135,21 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 @click.command()
 @click.argument("file", type=_EXISTING)
 @_MAX_BYTES
+@click.option("--model", "name", metavar="NAME", help="Its network: tells what `shrink` would do.")
+@click.option("--input", "shape", metavar="SHAPE", help="What your own network takes: 1x28x28.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def inspect(file: Path, max_bytes: int | None, as_json: bool) -> None:
+def inspect(
+    file: Path, max_bytes: int | None, name: str | None, shape: str | None, as_json: bool
+) -> None:
     """Show where every byte of FILE went, beside what other ways of storing would take."""
     from reefknot.inspection import COMPARE_BYTES
     from reefknot.inspection import inspect as inspect_file
 
     found = inspect_file(file, max_bytes=_limit(max_bytes))
+    smaller = None if name is None else shrunk(file, name, shape)
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        more = {} if smaller is None else {"shrink": as_dict(smaller)}
+        click.echo(json.dumps(found.to_json() | more))
         return
     from rich.text import Text
 
@@ -198,6 +182,8 @@ def inspect(file: Path, max_bytes: int | None, as_json: bool) -> None:
         f"{found.num_weights:,} weights, density {found.density:.4f}, "
         f"{found.num_clusters} shared values"
     )
+    if smaller is not None:
+        show(smaller)
 
 
 @click.command()

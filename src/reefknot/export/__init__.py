@@ -1,4 +1,4 @@
-"""Networks for other places: C for firmware, a page for browsers.
+"""Networks for other places: C for firmware, and whatever else ships.
 
 Takes     a `.reef` file or a state, a torch module, and an example of its input.
 Gives     files that need neither Python nor torch; what they cannot express is one sentence.
@@ -12,6 +12,9 @@ Unaware   of methods and of training.
     prefix_code.py   Huffman's code
     page.py          one HTML file: web/page.js around web/reef.js, a decoder
     c_source.py      net.c and net.h: tables, then engine.c
+    shrunk_file.py   safetensors of the shrunk network
+    onnx_file.py     ONNX: weights as indices with a codebook
+    onnx_nodes.py    operations as operators of ONNX
     hardware.py      what compilers and simulators of chips say
 """
 
@@ -20,11 +23,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reefknot.export.c_source import Bytes, c
+    from reefknot.export.onnx_file import onnx
     from reefknot.export.page import Pixels, html
+    from reefknot.export.shrunk_file import safetensors
 
-_HOME = {"c": "c_source", "Bytes": "c_source", "html": "page", "Pixels": "page"}
+_HOME = {
+    "c": "c_source",
+    "Bytes": "c_source",
+    "Pixels": "page",
+    "html": "page",
+    "onnx": "onnx_file",
+    "safetensors": "shrunk_file",
+}
 
-__all__ = ["Bytes", "Pixels", "c", "html"]
+__all__ = ["Bytes", "Pixels", "c", "html", "onnx", "safetensors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,8 @@ from reefknot.export.program import (
     Shape,
     Softmax,
 )
-from reefknot.export.source import Source, layers_of
+from reefknot.export.source import Source, example_of, with_values
+from reefknot.export.trace import trace
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode
 from reefknot.rates import rate_file
@@ -90,7 +91,9 @@ def html(
             f"{where} is an indexed file of {state.num_weights:,} elements, which a page cannot "
             "read; pack at most 2,097,152 elements, and not with --effort fast"
         )
-    program = layers_of(source, model, example_input)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
+    program = trace(with_values(source, model), example_of(model, example_input))
     width = _width(program)
     network = _network(program, state)
     record = {} if isinstance(source, TiedState) else _record(Path(source), len(data))

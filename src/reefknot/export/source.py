@@ -21,21 +21,18 @@ Source = Path | str | TiedState | None
 
 
 def program_of(source: Source, model: nn.Module, example_input: Tensor | None = None) -> Program:
-    """The network as layers, with the values of `source` and without dead units."""
-    return without_dead_units(layers_of(source, model, example_input))
-
-
-def layers_of(source: Source, model: nn.Module, example_input: Tensor | None = None) -> Program:
-    """The network as layers, with the values of `source`, in the shapes of the file.
+    """The network as layers, with the values of `source` and without dead units.
 
     Without an example input, the first layer with weights must be Linear: it tells their number.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
-    return trace(_filled(source, model), _example(model, example_input))
+    filled = with_values(source, model)
+    return without_dead_units(trace(filled, example_of(model, example_input)))
 
 
-def _filled(source: Source, model: nn.Module) -> nn.Module:
+def with_values(source: Source, model: nn.Module) -> nn.Module:
+    """A copy of the model with the values of `source`, or the model itself."""
     if source is None:
         return model
     where = "the state" if isinstance(source, TiedState) else str(source)
@@ -49,7 +46,8 @@ def _filled(source: Source, model: nn.Module) -> nn.Module:
     return filled
 
 
-def _example(model: nn.Module, example_input: Tensor | None) -> Tensor:
+def example_of(model: nn.Module, example_input: Tensor | None) -> Tensor:
+    """The example, or one for a model whose first layer tells what it takes."""
     if example_input is not None:
         return example_input
     weighted = [m for m in model.modules() if list(m.parameters(recurse=False))]

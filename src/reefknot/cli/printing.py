@@ -1,0 +1,30 @@
+"""Tables and names as a terminal, a file or a pipe may have them."""
+
+import sys
+from typing import Any
+
+
+def table_of(*titles: str, text: int = 1) -> Any:
+    """A table whose first `text` columns are words, and the others numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, title in enumerate(titles):
+        justify: Any = "left" if number < text else "right"
+        table.add_column(title, justify=justify, overflow="fold")
+    return table
+
+
+def plain(text: object) -> str:
+    """A name or a path as a terminal may have it: control characters and the like are escaped."""
+    signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return "".join(signs).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def print_table(table: Any) -> None:
+    """Print a table; in a file or a pipe no line is broken, however long a name is."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 1 << 16).print(table)

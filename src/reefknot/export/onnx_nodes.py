@@ -1,0 +1,347 @@
+"""Operations of a network as operators of ONNX.
+
+Takes     a trace, node by node.
+Gives     operators of the standard set (opset 21), and the tensors they need.
+Unaware   of how tensors are stored, and of files.
+
+What has no entry here, or an option that ONNX cannot express, is refused with the layer's name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import NodeProto, helper
+from torch import Tensor
+from torch.fx.node import Node
+
+from reefknot.errors import ConfigError
+from reefknot.shrink.masks import weighted
+from reefknot.shrink.trace import Trace
+
+OPSET = 21  # the first with UINT4
+
+
+class Graph:
+    """The operators so far; `names` tells which tensor holds a node's value."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.operators: list[NodeProto] = []
+        self.tensors: dict[str, np.ndarray] = {}
+        self.names: dict[Node, str] = {}
+
+    def put(self, node: Node) -> None:
+        """Write one node."""
+        if node.op == "get_attr":
+            self.names[node] = self.hold(str(node.target), self.trace.values[node])
+        elif isinstance(self.trace.values[node], Tensor):
+            kind = self.trace.kind(node)
+            if kind not in _WRITERS:
+                self.refuse(node, f"{kind!r} is none of {', '.join(sorted(_WRITERS))}")
+            self.names[node] = _WRITERS[kind](self, node)
+        elif any(isinstance(user, Node) and user.op == "output" for user in node.users):
+            self.refuse(node, "it gives something else than a tensor")
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """Say what cannot be written."""
+        raise ConfigError(f"{self.trace.name(node)} cannot be written as ONNX: {reason}")
+
+    def add(self, operator: str, inputs: list[str], **attributes: Any) -> str:
+        """Append an operator; gives the name of its output."""
+        name = f"t{len(self.operators)}"
+        self.operators.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def hold(self, name: str, value: Any) -> str:
+        """A tensor of the network, or a constant."""
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+        self.tensors[name] = array.astype(np.float32) if array.dtype.kind == "f" else array
+        return name
+
+    def whole(self, *numbers: int) -> str:
+        """A list of whole numbers; the same one is held once."""
+        return self.hold(f"i{'_'.join(map(str, numbers))}", np.array(numbers, np.int64))
+
+    def operand(self, argument: Any) -> str:
+        """A node's value, or a number."""
+        if isinstance(argument, Node):
+            return self.names[argument]
+        return self.hold(f"f{float(argument)!r}", np.float32(argument))
+
+    def source(self, node: Node) -> str:
+        """The value that a node works on."""
+        return self.operand(node.args[0] if node.args else node.kwargs["input"])
+
+    def options(self, node: Node, **defaults: Any) -> dict[str, Any]:
+        """Options of a node, of its module or its arguments after the first, by name."""
+        module = self.trace.module(node)
+        if module is not None:
+            return {name: getattr(module, name, value) for name, value in defaults.items()}
+        told = dict(zip(defaults, node.args[1:], strict=False)) | dict(node.kwargs)
+        return defaults | {name: told[name] for name in defaults if name in told}
+
+    def value(self, node: Any) -> Tensor:
+        """What a node gave for the example."""
+        found = self.trace.values[node]
+        assert isinstance(found, Tensor)
+        return found
+
+
+def _repeated(option: Any, dims: int) -> list[int]:
+    numbers = torch.tensor(option).reshape(-1).tolist()
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+# -- layers ----------------------------------------------------------------------------------
+
+
+def _linear(graph: Graph, node: Node) -> str:
+    layer = weighted(graph.trace, node)
+    if layer is None:
+        graph.refuse(node, "its weights are computed")
+    assert layer is not None
+    source = graph.names[layer.source]
+    names = [graph.hold(n, t) for n, t in zip(layer.names, layer.tensors, strict=True)]
+    if graph.value(layer.source).ndim == 2:
+        return graph.add("Gemm", [source, *names], transB=1)
+    turned = graph.add("Transpose", names[:1], perm=[1, 0])
+    product = graph.add("MatMul", [source, turned])
+    return graph.add("Add", [product, names[1]]) if len(names) > 1 else product
+
+
+def _conv(graph: Graph, node: Node) -> str:
+    layer, module = weighted(graph.trace, node), graph.trace.module(node)
+    if layer is None or getattr(module, "padding_mode", "zeros") != "zeros":
+        graph.refuse(node, "only parameters, and padding with zeros, can be written")
+    assert layer is not None
+    dims = layer.tensors[0].ndim - 2
+    if module is not None:
+        options = graph.options(node, stride=1, padding=0, dilation=1)
+    else:
+        keys = ("input", "weight", "bias", "stride", "padding", "dilation")
+        told = dict(zip(keys, node.args, strict=False)) | dict(node.kwargs)
+        options = {"stride": 1, "padding": 0, "dilation": 1}
+        options |= {key: told[key] for key in options if key in told}
+    attributes: dict[str, Any] = {
+        "strides": _repeated(options["stride"], dims),
+        "dilations": _repeated(options["dilation"], dims),
+        "group": layer.groups,
+        "kernel_shape": list(layer.tensors[0].shape[2:]),
+    }
+    if options["padding"] == "same":
+        attributes["auto_pad"] = "SAME_UPPER"
+    elif options["padding"] != "valid":
+        attributes["pads"] = 2 * _repeated(options["padding"], dims)
+    names = [graph.hold(n, t) for n, t in zip(layer.names, layer.tensors, strict=True)]
+    return graph.add("Conv", [graph.names[layer.source], *names], **attributes)
+
+
+def _batchnorm(graph: Graph, node: Node) -> str:
+    module: Any = graph.trace.module(node)
+    if module is None or module.running_mean is None:
+        graph.refuse(node, "it has no running statistics")
+    size = len(module.running_mean)
+    own = {
+        "weight": torch.ones(size) if module.weight is None else module.weight,
+        "bias": torch.zeros(size) if module.bias is None else module.bias,
+        "running_mean": module.running_mean,
+        "running_var": module.running_var,
+    }
+    names = [graph.hold(f"{node.target}.{key}", tensor) for key, tensor in own.items()]
+    return graph.add("BatchNormalization", [graph.source(node), *names], epsilon=module.eps)
+
+
+def _layernorm(graph: Graph, node: Node) -> str:
+    module: Any = graph.trace.module(node)
+    if module is None:
+        graph.refuse(node, "only the module nn.LayerNorm is known")
+    shape = module.normalized_shape
+    weight = torch.ones(shape) if module.weight is None else module.weight
+    names = [graph.hold(f"{node.target}.weight", weight)]
+    if module.bias is not None:
+        names.append(graph.hold(f"{node.target}.bias", module.bias))
+    return graph.add(
+        "LayerNormalization", [graph.source(node), *names], axis=-len(shape), epsilon=module.eps
+    )
+
+
+def _prelu(graph: Graph, node: Node) -> str:
+    module: Any = graph.trace.module(node)
+    if module is None:
+        graph.refuse(node, "only the module nn.PReLU is known")
+    above = graph.value(node).ndim - 2
+    slope = module.weight.reshape(-1, *[1] * above)
+    return graph.add("PRelu", [graph.source(node), graph.hold(f"{node.target}.weight", slope)])
+
+
+def _pool(operator: str) -> Callable[[Graph, Node], str]:
+    def write(graph: Graph, node: Node) -> str:
+        dims = int(graph.trace.kind(node)[-2])
+        names = {"kernel_size": None, "stride": None, "padding": 0}
+        if operator == "MaxPool":
+            options = graph.options(node, **names, dilation=1, ceil_mode=False)
+            more: dict[str, Any] = {"dilations": _repeated(options["dilation"], dims)}
+        else:
+            options = graph.options(node, **names, ceil_mode=False, count_include_pad=True)
+            more = {"count_include_pad": int(options["count_include_pad"])}
+            if getattr(graph.trace.module(node), "divisor_override", None) is not None:
+                graph.refuse(node, "a divisor of its own cannot be written")
+        stride = options["stride"] if options["stride"] else options["kernel_size"]
+        return graph.add(
+            operator, [graph.source(node)], kernel_shape=_repeated(options["kernel_size"], dims),
+            strides=_repeated(stride, dims), pads=2 * _repeated(options["padding"], dims),
+            ceil_mode=int(options["ceil_mode"]), **more,
+        )  # fmt: skip
+
+    return write
+
+
+def _adaptive(operator: str) -> Callable[[Graph, Node], str]:
+    def write(graph: Graph, node: Node) -> str:
+        dims = int(graph.trace.kind(node)[-2])
+        before = graph.value(node.args[0]).shape[-dims:]
+        after = graph.value(node).shape[-dims:]
+        if all(size == 1 for size in after):
+            return graph.add(f"Global{operator}", [graph.source(node)])
+        if any(b % a for b, a in zip(before, after, strict=True)):
+            graph.refuse(node, f"windows from {tuple(before)} to {tuple(after)} are not all alike")
+        windows = [b // a for b, a in zip(before, after, strict=True)]
+        return graph.add(operator, [graph.source(node)], kernel_shape=windows, strides=windows)
+
+    return write
+
+
+# -- shapes ----------------------------------------------------------------------------------
+
+
+def _same(graph: Graph, node: Node) -> str:
+    if not graph.value(node).is_floating_point():
+        graph.refuse(node, "only real numbers are known")
+    return graph.source(node)
+
+
+def _reshape(graph: Graph, node: Node) -> str:
+    """The shape of the example, with the first dimension as it comes: the batch."""
+    shape = list(graph.value(node).shape)
+    before = graph.value(node.args[0]).shape
+    first = 0 if shape[:1] == list(before[:1]) else -1
+    return graph.add("Reshape", [graph.source(node), graph.whole(first, *shape[1:])])
+
+
+def _transpose(graph: Graph, node: Node) -> str:
+    """The order of dimensions, told by an array whose sizes are all different."""
+    source: Any = node.args[0]
+    sizes = torch.empty(tuple(range(2, 2 + graph.value(source).ndim)), device="meta")
+    turned = graph.trace.call(node, graph.trace.values | {source: sizes})
+    return graph.add("Transpose", [graph.source(node)], perm=[size - 2 for size in turned.shape])
+
+
+def _cat(graph: Graph, node: Node) -> str:
+    parts: Any = node.args[0] if node.args else node.kwargs["tensors"]
+    options = graph.options(node, dim=0)
+    return graph.add("Concat", [graph.operand(part) for part in parts], axis=options["dim"])
+
+
+def _reduce(operator: str) -> Callable[[Graph, Node], str]:
+    def write(graph: Graph, node: Node) -> str:
+        options = graph.options(node, dim=None, keepdim=False)
+        if options["dim"] is None:
+            graph.refuse(node, "over all dimensions it would mix the batch")
+        axes = graph.whole(*_repeated(options["dim"], 1))
+        return graph.add(operator, [graph.source(node), axes], keepdims=int(options["keepdim"]))
+
+    return write
+
+
+def _select(graph: Graph, node: Node) -> str:
+    options = graph.options(node, dim=0, index=None)
+    indices = graph.operand(options["index"])
+    return graph.add("Gather", [graph.source(node), indices], axis=options["dim"])
+
+
+def _embedding(graph: Graph, node: Node) -> str:
+    module: Any = graph.trace.module(node)
+    if module is None:
+        graph.refuse(node, "only the module nn.Embedding is known")
+    return graph.add(
+        "Gather", [graph.hold(f"{node.target}.weight", module.weight), graph.source(node)]
+    )
+
+
+# -- activations and arithmetic --------------------------------------------------------------
+
+
+def _unary(operator: str, **renamed: tuple[str, float | str]) -> Callable[[Graph, Node], str]:
+    """An operator with attributes, each from an option of torch with its default."""
+
+    def write(graph: Graph, node: Node) -> str:
+        options = graph.options(node, **dict(renamed.values()))
+        attributes = {name: options[option] for name, (option, _) in renamed.items()}
+        return graph.add(operator, [graph.source(node)], **attributes)
+
+    return write
+
+
+def _clip(**bounds: float | None) -> Callable[[Graph, Node], str]:
+    """Bounds by their names in torch, with the defaults; ReLU6 has names of its own."""
+
+    def write(graph: Graph, node: Node) -> str:
+        found = graph.options(node, **bounds).values()
+        names = ["" if bound is None else graph.operand(bound) for bound in found]
+        return graph.add("Clip", [graph.source(node), *names])
+
+    return write
+
+
+def _silu(graph: Graph, node: Node) -> str:
+    source = graph.source(node)
+    return graph.add("Mul", [source, graph.add("Sigmoid", [source])])
+
+
+def _softmax(operator: str) -> Callable[[Graph, Node], str]:
+    def write(graph: Graph, node: Node) -> str:
+        dim = graph.options(node, dim=None)["dim"]
+        if dim is None:
+            graph.refuse(node, "it does not tell its dimension")
+        return graph.add(operator, [graph.source(node)], axis=dim)
+
+    return write
+
+
+def _binary(operator: str) -> Callable[[Graph, Node], str]:
+    def write(graph: Graph, node: Node) -> str:
+        if node.kwargs or len(node.args) != 2:
+            graph.refuse(node, "it has options besides its two operands")
+        return graph.add(operator, [graph.operand(argument) for argument in node.args])
+
+    return write
+
+
+_WRITERS: dict[str, Callable[[Graph, Node], str]] = {
+    "linear": _linear, "conv": _conv, "batchnorm": _batchnorm, "layernorm": _layernorm,
+    "prelu": _prelu, "embedding": _embedding, "indexselect": _select, "cat": _cat,
+    "relu": _unary("Relu"), "sigmoid": _unary("Sigmoid"), "tanh": _unary("Tanh"),
+    "softsign": _unary("Softsign"), "mish": _unary("Mish"), "hardswish": _unary("HardSwish"),
+    "neg": _unary("Neg"), "abs": _unary("Abs"), "exp": _unary("Exp"), "sqrt": _unary("Sqrt"),
+    "leakyrelu": _unary("LeakyRelu", alpha=("negative_slope", 0.01)),
+    "elu": _unary("Elu", alpha=("alpha", 1.0)),
+    "gelu": _unary("Gelu", approximate=("approximate", "none")),
+    "silu": _silu, "relu6": _clip(min_val=0.0, max_val=6.0),
+    "hardtanh": _clip(min_val=-1.0, max_val=1.0), "clamp": _clip(min=None, max=None),
+    "softmax": _softmax("Softmax"), "logsoftmax": _softmax("LogSoftmax"),
+    "add": _binary("Add"), "sub": _binary("Sub"), "mul": _binary("Mul"), "div": _binary("Div"),
+    "truediv": _binary("Div"), "matmul": _binary("MatMul"),
+    "mean": _reduce("ReduceMean"), "sum": _reduce("ReduceSum"),
+    **dict.fromkeys(("maxpool1d", "maxpool2d", "maxpool3d"), _pool("MaxPool")),
+    **dict.fromkeys(("avgpool1d", "avgpool2d", "avgpool3d"), _pool("AveragePool")),
+    **dict.fromkeys([f"adaptiveavgpool{n}d" for n in (1, 2, 3)], _adaptive("AveragePool")),
+    **dict.fromkeys([f"adaptivemaxpool{n}d" for n in (1, 2, 3)], _adaptive("MaxPool")),
+    **dict.fromkeys(("flatten", "unflatten", "view", "reshape", "squeeze", "unsqueeze"), _reshape),
+    **dict.fromkeys(("permute", "transpose", "t", "movedim", "swapaxes"), _transpose),
+    **dict.fromkeys(
+        ("identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout",
+         "contiguous", "clone", "detach", "to", "float"), _same,
+    ),
+}  # fmt: skip

@@ -1,0 +1,39 @@
+"""Units that do nothing: found, and taken out of the network.
+
+Takes     a model and an example of its inputs.
+Gives     which elements of which parameters are dead; a smaller network with the same outputs.
+Unaware   of methods, of files and of what made the zeros.
+
+    trace.py      a model as a graph of operations and their values
+    masks.py      masks of elements, and kinds of operations
+    rules.py      what each operation does to masks
+    graph.py      from there to the elements that are dead: `analyse`, `Analysis`
+    kept.py       which units stay, so that what is left fits together
+    cut.py        tensors made smaller, inputs selected
+    network.py    the smaller network: `shrink`, `Shrunk`
+    folding.py    BatchNorm folded into the layer before it
+
+The package itself can be called: `reefknot.shrink(model, example_input)` is `network.shrink`.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from reefknot.shrink.network import Shrunk
+
+
+class _Callable(ModuleType):
+    """Package and function have one name, and Python binds it to the package."""
+
+    def __call__(self, model: "nn.Module", example_input: Any) -> "Shrunk":
+        """See `reefknot.shrink.network.shrink`."""
+        from reefknot.shrink.network import shrink
+
+        return shrink(model, example_input)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,232 @@
+"""The cut itself: tensors made smaller, shapes put right, inputs selected.
+
+Takes     a model, what was found, and which units stay.
+Gives     a copy of the model with smaller tensors under the same names.
+Unaware   of why a unit stays or goes.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import Node
+
+from reefknot.shrink.graph import Analysis
+from reefknot.shrink.kept import Kept
+from reefknot.shrink.masks import Weighted, weighted
+
+# A dense layer reads only some of its inputs: a `Select` in front of it leaves the others out, if
+# they are at least this fraction. It has its price, too.
+_SELECT = 0.25
+
+
+class Select(nn.Module):
+    """Some of the features of the last dimension: those that the dense layer after it reads."""
+
+    indices: Tensor
+
+    def __init__(self, indices: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("indices", indices)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The features that are read, in order."""
+        return features.index_select(-1, self.indices)
+
+    def extra_repr(self) -> str:
+        """How many features are read."""
+        return f"{len(self.indices)} features"
+
+
+class Cut:
+    """One try: a copy of the model with its tensors cut, and the shapes of views put right."""
+
+    def __init__(self, model: nn.Module, found: Analysis, kept: Kept) -> None:
+        self.found, self.kept, self.trace = found, kept, found.trace
+        self.model = copy.deepcopy(model)
+        self.layers: dict[Node, Weighted] = {}
+        self.selected: dict[Node, Tensor] = {}  # of a dense layer: inputs it reads, of those there
+        self.folded: dict[Node, int] = {}
+        self.shapes: dict[Node, list[int]] = {}  # views by number
+        with torch.no_grad():
+            for node in self.trace.graph.nodes:
+                self._cut(node)
+
+    def _cut(self, node: Node) -> None:
+        if node.op == "get_attr":
+            layers = [weighted(self.trace, user) for user in node.users if user.op != "output"]
+            if node in self.kept.sets and not any(layers):
+                sets = self.kept.sets[node]
+                self._replace(str(node.target), lambda t: _sliced(t, sets))
+            return
+        if not node.op.startswith("call_"):
+            return
+        kind, module = self.trace.kind(node), self.trace.module(node)
+        layer = weighted(self.trace, node)
+        if layer is not None and not self.kept.left(node):
+            self.layers[node] = layer
+            self._cut_layer(node, layer)
+        elif kind in ("batchnorm", "prelu") and module is not None and not self.kept.left(node):
+            units = self.kept.sets[node][1]
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                if tensor.ndim and len(tensor) == len(units):
+                    self._replace(f"{node.target}.{name}", lambda t: t[units])
+        elif kind in ("view", "reshape"):
+            self.shapes[node] = self.kept.count(node)
+
+    def _cut_layer(self, node: Node, layer: Weighted) -> None:
+        into = self.kept.input_dimension(node, layer)
+        units = self.kept.sets[node][self.kept.masks.channels(node)]
+        there, reads = self.kept.sets[layer.source][into], self.kept.reads[node]
+        is_dense = self.trace.kind(node) == "linear" and node.op == "call_module"
+        if (
+            is_dense
+            and reads.any()
+            and int((there & reads).sum()) <= (1 - _SELECT) * int(there.sum())
+        ):
+            self.selected[node] = torch.nonzero(reads[there]).flatten()
+            inputs = there & reads
+        else:
+            inputs = there
+        weight = layer.tensors[0]
+        shift = self._constants(node, layer, into, ~inputs)
+        if layer.groups > 1:
+            stay = there.reshape(layer.groups, -1).any(1)
+            places = there.reshape(layer.groups, -1).any(0)
+            self._replace(layer.names[0], lambda t: t[units][:, places])
+        else:
+            stay = torch.ones(1, dtype=torch.bool)
+            self._replace(layer.names[0], lambda t: t[units][:, inputs])
+        if len(layer.names) > 1:
+            self._replace(layer.names[1], lambda t: (t.double().cpu() + shift)[units].to(t))
+        owner = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(owner, nn.Linear):
+            owner.in_features, owner.out_features = int(inputs.sum()), int(units.sum())
+        elif owner is not None and weight.ndim > 2:
+            sizes = {"in_channels": int(there.sum()), "out_channels": int(units.sum())}
+            for name, size in (sizes | {"groups": int(stay.sum())}).items():
+                setattr(owner, name, size)
+
+    def _constants(self, node: Node, layer: Weighted, into: int, gone: Tensor) -> Tensor:
+        """What the inputs that went added to each unit: they were constants."""
+        source = layer.source
+        value = self.trace.values[source]
+        constant = ~self.found.masks.over(source, into)
+        shape = [1] * value.ndim
+        shape[into] = -1
+        folded = (gone & constant).reshape(shape)
+        own = [layer.tensors[0], *(torch.zeros_like(bias) for bias in layer.tensors[1:])]
+        added = layer.run(torch.where(folded, value, torch.zeros_like(value)), *own)
+        self.folded[node] = int((gone & self.kept.folds[node]).sum())
+        channels = self.kept.masks.channels(node)
+        return added.movedim(channels, 0).flatten(1)[:, 0].double()
+
+    def _replace(self, name: str, change: Any) -> None:
+        path, _, key = name.rpartition(".")
+        owner = self.model.get_submodule(path)
+        tensor = getattr(owner, key)
+        new = change(tensor.detach()).clone(memory_format=torch.contiguous_format)
+        if isinstance(tensor, nn.Parameter):
+            setattr(owner, key, nn.Parameter(new, tensor.requires_grad))
+        else:
+            setattr(owner, key, new)
+        if isinstance(owner, nn.modules.batchnorm._BatchNorm):
+            owner.num_features = len(new)
+        elif isinstance(owner, nn.PReLU):
+            owner.num_parameters = len(new)
+
+    # -- the network -----------------------------------------------------------------------------
+
+    def result(self) -> nn.Module:
+        """The copy itself, or where its code would not fit the shapes, the traced one."""
+        patches = dict(self._patches())
+        if not patches and not self.selected:
+            return self.model
+        names = {str(node.target): indices for node, indices in self.selected.items()}
+        if not patches and type(self.model) is nn.Sequential and not any("." in n for n in names):
+            layers: OrderedDict[str, nn.Module] = OrderedDict()
+            for name, module in self.model.named_children():
+                if name in names:
+                    layers[f"{name}_inputs"] = self._select(names[name], module)
+                layers[name] = module
+            return nn.Sequential(layers).train(self.model.training)
+        graph, copies = fx.Graph(), dict[Node, Any]()
+        graph.output(graph.graph_copy(self.trace.graph, copies))
+        for old, arguments in patches.items():
+            copies[old].args = (copies[old].args[0], *arguments)
+        for old, indices in self.selected.items():
+            name, new = f"{old.target}_inputs", copies[old]
+            parent, _, key = name.rpartition(".")
+            owner = self.model.get_submodule(parent)
+            owner.add_module(key, self._select(indices, self.model.get_submodule(str(old.target))))
+            with graph.inserting_before(new):
+                chosen = graph.call_module(name, (new.args[0],))
+            new.args = (chosen, *new.args[1:])
+        made = fx.GraphModule(self.model, graph, type(self.model).__name__)
+        return made.train(self.model.training)
+
+    @staticmethod
+    def _select(indices: Tensor, layer: nn.Module) -> Select:
+        return Select(indices).to(next(layer.parameters()).device)
+
+    def _patches(self) -> Iterator[tuple[Node, list[Any]]]:
+        """Views whose shape is told in numbers that are no longer right."""
+        for node, shape in self.shapes.items():
+            told = list(node.args[1:])
+            if len(told) == 1 and isinstance(told[0], tuple | list):
+                told = list(told[0])
+            old = self.trace.values[node].shape
+            new = [
+                size if isinstance(one, int) and one == before and size != before else one
+                for one, size, before in zip(told, shape, old, strict=True)
+            ]
+            if new != told:
+                yield node, [tuple(new)] if node.op == "call_function" else new
+
+    def first_misfit(self, example_input: Any) -> Node | None:
+        """The first node that fails, or whose value has another shape than was planned."""
+        inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
+        patches, given = dict(self._patches()), iter(inputs)
+        values: dict[Node, Any] = {}
+        was_training = self.model.training
+        self.model.eval()
+        own = type(self.trace)(self.model, self.trace.graph)
+        with torch.no_grad():
+            for node in self.trace.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = next(given, node.args[0] if node.args else None)
+                elif node.op == "get_attr":
+                    path, _, key = str(node.target).rpartition(".")
+                    values[node] = getattr(self.model.get_submodule(path), key)
+                elif node.op != "output":
+                    try:
+                        values[node] = self._rerun(own, node, values, patches)
+                    except (RuntimeError, ValueError, IndexError):
+                        return node
+                    if isinstance(values[node], Tensor) and not self.kept.fits(node, values[node]):
+                        return node
+        self.model.train(was_training)
+        return None
+
+    def _rerun(self, own: Any, node: Node, values: dict[Node, Any], patches: Any) -> Any:
+        if node in patches:
+            function = (
+                node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
+            )
+            assert isinstance(node.args[0], Node)
+            return function(values[node.args[0]], *patches[node])  # type: ignore[operator]
+        if node in self.selected:
+            source = node.args[0]
+            assert isinstance(source, Node)
+            chosen = values[source].index_select(-1, self.selected[node].to(values[source].device))
+            values = values | {source: chosen}
+        return own.call(node, values)
+
+
+def _sliced(tensor: Tensor, sets: list[Tensor]) -> Tensor:
+    for dimension, one in enumerate(sets):
+        tensor = tensor.index_select(dimension, torch.nonzero(one).flatten().to(tensor.device))
+    return tensor

@@ -1,0 +1,146 @@
+"""From a model and an example input to the elements of its parameters that are dead.
+
+Takes     a module whose zeros are meant, and an example of its inputs; a batch of one is enough.
+Gives     `Analysis`: for each parameter which elements may become zero without changing any output
+          in evaluation, and what could not be followed.
+Unaware   of methods, of files, and of how a network is cut.
+
+One pass forward finds what is the same for every input: a unit without inputs is a constant. One
+pass backward finds what no output needs: a unit that only feeds zeros. Both look at elements, not
+at channels, and treat what they do not know as alive. Torch-Pruning's dependency graph is not used:
+it tells which slices of layers must be cut together, which is a small part of the work here
+(`kept.py`), and knows neither constants nor which elements are needed.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import Node, map_arg
+from torch.utils._pytree import tree_map
+
+from reefknot.shrink.masks import Masks, is_barrier, is_tracked, over_all_but
+from reefknot.shrink.rules import claims, varies
+from reefknot.shrink.trace import Trace, Unfollowed, trace
+
+NOT_KNOWN = "what it does to single elements is not known here"
+NOT_USED = "the example input does not reach it"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a model's zeros make of it. Masks are of truth values, in the shapes of the tensors."""
+
+    trace: Trace
+    masks: Masks  # of each node: which elements vary
+    needed: dict[Node, Any]  # of each node: which elements change an output
+    dead: dict[str, Tensor]  # by name in the state dict: may become zero
+    unfollowed: tuple[Unfollowed, ...]
+
+    @cached_property
+    def num_dead(self) -> int:
+        """How many elements of all parameters are dead."""
+        return sum(int(mask.sum()) for mask in self.dead.values())
+
+    def unit_is_needed(self, node: Node, dimension: int) -> Tensor:
+        """Which units along a dimension of a node's value change an output."""
+        return over_all_but(self.needed[node], dimension)
+
+
+def dead_elements(model: nn.Module, example_input: Any) -> dict[str, Tensor]:
+    """For each parameter, and each statistic of BatchNorm, which elements may become zero.
+
+    A mask holds for all its elements at once: zero them all, and no output changes in evaluation.
+    """
+    return analyse(model, example_input).dead
+
+
+def analyse(model: nn.Module, example_input: Any) -> Analysis:
+    """Look for what is dead; the model stays as it is, and is looked at in evaluation."""
+    own = trace(model, example_input)
+    masks = Masks(own)
+    for node in own.graph.nodes:
+        if node.op != "output":
+            masks.varies[node] = varies(masks, node)
+    needed, _ = _backward(masks, lenient=False)
+    _, alive = _backward(masks, lenient=True)
+    dead, unfollowed = dict[str, Tensor](), list(own.unfollowed)
+    followed = {found.name for found in unfollowed}
+    for node in own.graph.nodes:
+        if is_barrier(masks, node) and own.name(node) not in followed:
+            unfollowed.append(Unfollowed(own.name(node), NOT_KNOWN))
+    seen = _names_by_tensor(own.model)
+    for names in seen:
+        found = [alive[name] for name in names if name in alive]
+        if not found:
+            unfollowed.append(Unfollowed(names[0], NOT_USED))
+            continue
+        mask = ~torch.stack(found).any(0)
+        dead |= dict.fromkeys(names, mask)
+    return Analysis(own, masks, needed, dead, tuple(unfollowed))
+
+
+def _names_by_tensor(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter, and of each statistic of a norm; shared ones have several."""
+    found: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, nn.Parameter) or name.endswith(("running_mean", "running_var")):
+            found.setdefault(id(tensor), []).append(name)
+    return list(found.values())
+
+
+def _backward(masks: Masks, *, lenient: bool) -> tuple[dict[Node, Any], dict[str, Tensor]]:
+    """What of each node is needed, and which elements of each tensor by its name."""
+    own, alive = masks.trace, dict[str, Tensor]()
+    needed: dict[Node, Any] = {}
+    for node in own.graph.nodes:
+        needed[node] = tree_map(
+            lambda v: torch.zeros(v.shape, dtype=torch.bool) if is_tracked(v) else v,
+            own.values[node],
+        )
+
+    def want(node: Node) -> Node:
+        _mark(needed, node, tree_map(_ones, own.values[node]))
+        return node
+
+    for node in reversed(own.graph.nodes):
+        if node.op == "output":
+            map_arg(node.args[0], want)
+        elif node.op == "get_attr":
+            name = str(node.target)
+            alive[name] = alive[name] | needed[node] if name in alive else needed[node]
+        elif node.op != "placeholder":
+            for target, mask in claims(masks, node, needed[node], lenient):
+                if isinstance(target, Node):
+                    _mark(needed, target, mask)
+                else:
+                    alive[target] = alive[target] | mask if target in alive else mask
+            for name in _parameters_of(own, node):
+                alive.setdefault(name, torch.zeros_like(_tensor(own, name), dtype=torch.bool))
+    return needed, alive
+
+
+def _parameters_of(own: Trace, node: Node) -> list[str]:
+    """The tensors that a node's module has: not needed unless somebody claims them."""
+    module = own.module(node)
+    if module is None:
+        return []
+    return [f"{node.target}.{key}" for key in module.state_dict(keep_vars=True)]
+
+
+def _tensor(own: Trace, name: str) -> Tensor:
+    return own.model.state_dict(keep_vars=True)[name]
+
+
+def _ones(value: Any) -> Any:
+    return torch.ones(value.shape, dtype=torch.bool) if is_tracked(value) else value
+
+
+def _mark(needed: dict[Node, Any], node: Node, mask: Any) -> None:
+    needed[node] = tree_map(
+        lambda old, new: old | new if isinstance(old, Tensor) and old.dtype == torch.bool else old,
+        needed[node],
+        mask,
+    )

@@ -1,0 +1,174 @@
+"""A model as a graph of operations, with the value that each of them gives for an example.
+
+Takes     a module and an example of its inputs.
+Gives     `Trace`: the nodes of torch.fx in order, what kind of operation each is, its value in
+          evaluation (float64 where the model can), and what could not be followed, and why.
+Unaware   of zeros and of what is dead.
+
+The graph is that of `torch.fx`, which keeps modules whole and names them, so that a smaller network
+can be put in the place of the old one. A submodule that fx cannot trace is one node.
+"""
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import Node, map_arg
+
+from reefknot.errors import ReefknotError
+
+# Names under which one operation is known as a function, a method and a module, "_" left out.
+_SAME = {
+    "conv": ("conv1d", "conv2d", "conv3d"),
+    "batchnorm": ("batchnorm1d", "batchnorm2d", "batchnorm3d"),
+    "add": ("iadd",),
+    "sub": ("isub",),
+    "mul": ("imul", "multiply"),
+    "cat": ("concat", "concatenate"),
+    "getitem": ("select", "narrow"),
+}
+_KIND = {alias: kind for kind, aliases in _SAME.items() for alias in aliases}
+
+
+@dataclass(frozen=True)
+class Unfollowed:
+    """Something in the model that was not looked into, so that all it touches is alive."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class Trace:
+    """A model's operations in order, and what they gave for the example."""
+
+    model: nn.Module  # a copy in evaluation, float64 where it can be
+    graph: fx.Graph
+    values: dict[Node, Any] = field(default_factory=dict)
+    unfollowed: list[Unfollowed] = field(default_factory=list)
+
+    def module(self, node: Node) -> nn.Module | None:
+        """The module that a node calls, if it calls one."""
+        return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def kind(self, node: Node) -> str:
+        """The name of a node's operation, the same for module, function and method."""
+        if node.op in ("placeholder", "output", "get_attr"):
+            return str(node.op)
+        module = self.module(node)
+        if module is not None:
+            if not type(module).__module__.startswith("torch.nn"):
+                return "unfollowed"
+            name = type(module).__name__.lower()
+        else:
+            name = str(getattr(node.target, "__name__", node.target)).lower()
+        name = name.replace("_", "")
+        return _KIND.get(name, name)
+
+    def call(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """What a node gives for these inputs; the inputs stay as they are."""
+
+        def copied(argument: Node) -> Any:
+            value = values[argument]
+            return value.clone() if isinstance(value, Tensor) else value
+
+        args, kwargs = map_arg(node.args, copied), map_arg(node.kwargs, copied)
+        module = self.module(node)
+        if module is not None:
+            return module(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    def name(self, node: Node) -> str:
+        """How people know a node: its module's name, or what it does."""
+        return str(node.target) if node.op == "call_module" else node.name
+
+
+def trace(model: nn.Module, example_input: Any) -> Trace:
+    """Follow a model from its inputs to its outputs; the model stays as it is."""
+    inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
+    plain = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
+    graph, unfollowed = followed(plain)
+    own = Trace(plain, graph, unfollowed=unfollowed)
+    try:
+        own.values = _run(Trace(plain.double(), graph), _as_double(inputs))
+    except (RuntimeError, TypeError, ValueError):  # perhaps it makes float32 tensors of its own
+        own.model = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
+        try:
+            own.values = _run(own, [_on_cpu(value) for value in inputs])
+        except (RuntimeError, TypeError, ValueError) as error:
+            shapes = [tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in inputs]
+            raise ReefknotError(
+                f"{type(model).__name__} does not take the example input of shape "
+                f"{', '.join(map(str, shapes))}: {' '.join(str(error).split())}"
+            ) from error
+    return own
+
+
+def followed(model: nn.Module) -> tuple[fx.Graph, list[Unfollowed]]:
+    """The graph of a model, and the parts that it holds as they are."""
+    tracer = _Tracer()
+    try:
+        return tracer.trace(model), tracer.unfollowed
+    except Exception as error:  # fx raises all kinds for code that depends on values
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ReefknotError(
+            f"{type(model).__name__} cannot be followed by torch.fx: {reason}; "
+            "put what depends on values into a module of its own"
+        ) from error
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().to("cpu") if isinstance(value, Tensor) else value
+
+
+def _as_double(inputs: Sequence[Any]) -> list[Any]:
+    found = [_on_cpu(value) for value in inputs]
+    return [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in found]
+
+
+def _run(trace: Trace, inputs: Sequence[Any]) -> dict[Node, Any]:
+    """The value of every node; nothing is overwritten by operations in place."""
+    values: dict[Node, Any] = {}
+    given = iter(inputs)
+    with torch.no_grad():
+        for node in trace.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given, node.args[0] if node.args else None)
+            elif node.op == "get_attr":
+                values[node] = operator.attrgetter(str(node.target))(trace.model)
+            elif node.op == "output":
+                values[node] = map_arg(node.args[0], values.__getitem__)
+            else:
+                values[node] = trace.call(node, values)
+    return values
+
+
+class _Tracer(fx.Tracer):
+    """Traces into modules; one that fx cannot trace becomes a single node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unfollowed: list[Unfollowed] = []
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        name = self.path_of_module(m)
+        if self.is_leaf_module(m, name):
+            return self.create_proxy("call_module", name, args, kwargs)
+        before = list(self.graph.nodes)[-1] if len(self.graph.nodes) else None
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:  # fx raises all kinds for code that depends on values
+            for node in reversed(list(self.graph.nodes)):
+                if node is before:
+                    break
+                self.graph.erase_node(node)
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self.unfollowed.append(Unfollowed(name, f"torch.fx cannot trace it: {reason}"))
+            return self.create_proxy("call_module", name, args, kwargs)
