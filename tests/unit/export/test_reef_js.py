@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -118,6 +119,23 @@ def test_the_limit_counts_tensors_and_aliases():
     size = sum(len(raw) for _, _, raw in reference.read(data).values())
     assert by_javascript([data], size) != [None]
     assert by_javascript([data], size - 1) == [None]
+
+
+@needs_node
+def test_the_script_of_the_documents_runs(tmp_path):
+    text = (ROOT / "docs" / "ship.md").read_text()
+    [script] = re.findall(r"^```js\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    stub = 'import { readFileSync } from "node:fs";\n'
+    stub += "globalThis.fetch = async (name) => new Response(readFileSync(name));\n"
+    (tmp_path / "script.mjs").write_text(stub + script)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    shutil.copy(WEB / "reef.min.js", tmp_path)
+    shutil.copy(GOLDEN[0].parent / "v1-lenet-auto.reef", tmp_path / "model.reef")
+    done = subprocess.run(
+        ["node", "script.mjs"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[0] == "fc1.weight F32 30x64 1920"
+    assert len(done.stdout.splitlines()) == 6
 
 
 def test_a_foreign_exponential_function_gives_the_same_table():
