@@ -38,13 +38,14 @@ def by_javascript(files, limit, decoder="reef.min.js"):
     done = subprocess.run(
         ["node", script, WEB / decoder, str(limit)], input=frames, capture_output=True, check=True
     )
-    return [json.loads(line) for line in done.stdout.decode().split("\n")]
+    found = [json.loads(line) for line in done.stdout.decode().split("\n")]
+    return [sorted(content) if isinstance(content, list) else content for content in found]
 
 
 def rows(tensors):
     """The same for (name, type, shape, bytes); JSON, as both sides tell names in it."""
     found = [[n, t, list(s), hashlib.sha256(raw).hexdigest()] for n, t, s, raw in tensors]
-    return json.loads(json.dumps(found))
+    return sorted(json.loads(json.dumps(found)))
 
 
 def by_the_reference(data, limit):
@@ -99,7 +100,7 @@ def test_random_files_are_read(decoder):
 
 @needs_node
 def test_what_the_reference_refuses_is_refused():
-    assert 20 < agree([*mutants(400, seed=12)], LIMIT, by_the_reference) < 380
+    assert 10 < agree([*mutants(250, seed=12)], LIMIT, by_the_reference) < 230
 
 
 @needs_node
