@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint slow paper bench size clean
+.PHONY: setup demo test lint slow paper bench web size clean
 
 setup: .venv/ready
 
@@ -59,6 +59,10 @@ bench: .bench/ready
 	.bench/bin/python benchmarks/shrink.py experiments/records/*sparse_apt*seed0/model.reef \
 	    --json benchmarks/results/shrink.json
 	.bench/bin/python benchmarks/document.py
+
+# The JavaScript of `reefknot export html`, minified by npm's terser; the result is committed.
+web:
+	$(PYTHON) docs/make_web.py
 
 size: setup
 	@find src -name '*.py' | xargs wc -l | sort -n

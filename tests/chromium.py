@@ -113,6 +113,30 @@ class Page:
                 type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=typed,
             )  # fmt: skip
 
+    def draw(self, points: list[tuple[float, float]], *, touch: bool = False) -> None:
+        """Press, move and let go, with the mouse or with a finger."""
+
+        def mouse(kind: str, x: float, y: float) -> None:
+            self._browser.call(
+                "Input.dispatchMouseEvent", self._session,
+                type=kind, x=x, y=y, button="left", buttons=1, clickCount=1,
+            )  # fmt: skip
+
+        def finger(kind: str, *at: dict[str, float]) -> None:
+            self._browser.call("Input.dispatchTouchEvent", self._session, type=kind, touchPoints=at)
+
+        first, *others = points
+        if touch:
+            finger("touchStart", {"x": first[0], "y": first[1]})
+            for x, y in others:
+                finger("touchMove", {"x": x, "y": y})
+            finger("touchEnd")
+        else:
+            mouse("mousePressed", *first)
+            for point in others:
+                mouse("mouseMoved", *point)
+            mouse("mouseReleased", *points[-1])
+
     def wait_until(self, condition: str) -> None:
         """Wait until something is so: scrolling takes a few frames."""
         until = time.monotonic() + 10

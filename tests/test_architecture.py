@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shrink": COMMON,
     "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
     # Other languages: a module and a state, as a list of layers.
-    "export": {"errors", "files", "loading", "shrink", "state"},
+    "export": {"errors", "files", "format", "loading", "rates", "shrink", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {

@@ -9,6 +9,7 @@ import click
 
 from reefknot import __version__
 from reefknot.cli.export import export
+from reefknot.cli.export_html import html
 from reefknot.cli.files import inspect, pack, unpack, verify
 from reefknot.cli.printing import plain
 from reefknot.cli.shrink import shrink
@@ -141,5 +142,6 @@ def methods() -> None:
             click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))
 
 
+export.add_command(html)
 for command in (pack, unpack, inspect, verify, shrink, export):
     main.add_command(command)

@@ -11,6 +11,7 @@ Unaware   of methods and of training.
     stages.py        layers fused, their buffers in one arena
     weight_bits.py   weights as steps and values, a string of bits
     prefix_code.py   Huffman's code
+    page.py          one HTML file: web/page.js around web/reef.js, a decoder
     c_source.py      net.c and net.h: tables, then engine.c
     c_tables.py      those tables
     shrunk_file.py   safetensors of the shrunk network
@@ -25,16 +26,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reefknot.export.c_source import Bytes, c
     from reefknot.export.onnx_file import onnx
+    from reefknot.export.page import Pixels, html
     from reefknot.export.shrunk_file import safetensors
 
 _HOME = {
     "c": "c_source",
     "Bytes": "c_source",
+    "Pixels": "page",
+    "html": "page",
     "onnx": "onnx_file",
     "safetensors": "shrunk_file",
 }
 
-__all__ = ["Bytes", "c", "onnx", "safetensors"]
+__all__ = ["Bytes", "Pixels", "c", "html", "onnx", "safetensors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -165,11 +165,13 @@ class Input(NamedTuple):
     """The shape of one example, and how the pixels of its data were normalised.
 
     An input is (pixel - mean) / deviation, the statistics of the training part (`data.split`).
+    Pixels go from 0 to `full`.
     """
 
     shape: tuple[int, ...]
     mean: float | None = None
     deviation: float | None = None
+    full: float = 255.0
 
 
 _MNIST = Input((1, 28, 28), 33.32321478174603, 78.57214909999482)
@@ -177,5 +179,5 @@ INPUTS: dict[str, Input] = {
     "lenet-300-100": _MNIST,
     "lenet-5-caffe": _MNIST,
     "vgg-16": Input((3, 32, 32)),
-    "digits-mlp": Input((1, 8, 8), 4.884370170015456, 6.0148847850435345),
+    "digits-mlp": Input((1, 8, 8), 4.884370170015456, 6.0148847850435345, 16.0),
 }

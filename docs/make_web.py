@@ -1,0 +1,85 @@
+"""Makes the small JavaScript of the browser export again: `make web`.
+
+    src/reefknot/export/web/reef.js             -> reef.min.js, the decoder, to import from any page
+    reef.js, page.js, page.css and page.html -> page.min.html, filled in by `reefknot export html`
+
+terser comes from npm. What it made is committed, so that nobody else needs npm; the first line of
+each file is a digest of its sources, and a test tells when they have changed. A few regular
+expressions of our own would not do: names are half of the size, and shortening them takes a parser.
+"""
+
+import hashlib
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+WEB = Path(__file__).parents[1] / "src" / "reefknot" / "export" / "web"
+TERSER = "terser@5.51.2"
+# Properties of objects that never leave the decoder.
+PRIVATE = "book|isFast|streamBytes|crc|magnitudes"
+COMPRESS = "passes=4,ecma=2020,unsafe_arrows,unsafe_math,unsafe_methods,keep_fargs=false"
+# What the decoder of a page can do without: indexed files, names of types, and names of no UTF-8.
+CUTS = {
+    "export const decode": "const decode",
+    "file[3] >> 7": "0",
+    "isFast ? symbols(number, book.values.length) : tied(shape, book)": "tied(shape, book)",
+    "(isFast ? fastRows : kept)": "kept",
+    "type: NAMES[type], ": "",
+    "characters(raw)": "decodeURIComponent(escape(raw))",
+    "characters(names[numEntries + i])": "names[numEntries + i]",
+}
+MADE = {
+    "reef.min.js": ("reef.js",),
+    "page.min.html": ("reef.js", "page.js", "page.css", "page.html"),
+}
+
+
+def digest(name: str) -> str:
+    """What the first line of a file tells of its sources."""
+    sources = [(WEB / source).read_bytes() for source in MADE[name]]
+    return hashlib.sha256(b"\0".join([*sources, Path(__file__).read_bytes()])).hexdigest()[:16]
+
+
+def minified(text: str) -> str:
+    """The same program in fewer letters."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source.mjs"
+        source.write_text(
+            re.sub(r"\bconst (?=\w|\[|\{)", "let ", text)
+        )  # shorter, and joins others
+        command = ["npx", "--yes", TERSER, str(source), "--module", "--compress", COMPRESS]
+        command += ["--mangle", "--mangle-props", f"regex=/^({PRIVATE})$/"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def minified_style(text: str) -> str:
+    """The same sheet without comments and needless spaces."""
+    text = re.sub(
+        r"/\*.*?\*/|\n\s*", lambda found: "" if "/*" in found[0] else " ", text, flags=re.DOTALL
+    )
+    return re.sub(r"\s*([{}:;,])\s+|\s+([{};])|;\s*(})", r"\1\2\3", " ".join(text.split())).strip()
+
+
+def made(name: str) -> str:
+    """What a file should be."""
+    if name == "reef.min.js":
+        return f"// reef.js {digest(name)}\n{minified((WEB / 'reef.js').read_text())}\n"
+    script = (WEB / "reef.js").read_text()
+    for text, instead in CUTS.items():
+        assert text in script, text
+        script = script.replace(text, instead)
+    page = "{" + (WEB / "page.js").read_text() + "}"  # a block, whose names are its own
+    body = re.sub(r">\s+<", "><", (WEB / "page.html").read_text()).strip()
+    style = minified_style((WEB / "page.css").read_text())
+    return (
+        f"<!-- {digest(name)} -->\n<style>{style}</style>{body}<script>{minified(script + page)}\n"
+    )
+
+
+if __name__ == "__main__":
+    for name in MADE:
+        text = made(name)
+        (WEB / name).write_text(text)
+        print(f"{name}: {len(text.encode()):,} bytes")

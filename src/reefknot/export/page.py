@@ -1,0 +1,273 @@
+"""One HTML file: a drawing pad, the network that reads it, and the `.reef` file it comes from.
+
+Takes     a `.reef` file (or a state) and the module that it belongs to, for images of one channel.
+Gives     `html`, which writes the page: decoder, layers, file and style, nothing else to load.
+Unaware   of decoding and of running layers: in the browser, web/reef.js and web/page.js do that.
+
+The values are in the page once, as the bytes of the file. All else is compressed by deflate and
+unpacks itself, since browsers can do that: script, style and text take half of their size.
+"""
+
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from reefknot.errors import ConfigError, did_you_mean
+from reefknot.export.program import (
+    Activation,
+    Conv2d,
+    Flatten,
+    Layer,
+    Linear,
+    Pair,
+    Pool,
+    Program,
+    Shape,
+    Softmax,
+)
+from reefknot.export.source import Source, example_of, with_values
+from reefknot.export.trace import trace
+from reefknot.files import read_bytes, write_atomically
+from reefknot.format import decode, encode
+from reefknot.rates import rate_file
+from reefknot.state import TiedState
+
+_MAX_BYTES = 1 << 28  # the limit of the decoder in the page
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How images became inputs: (pixel - mean) / deviation, of pixels from 0 to `full`.
+
+    The numbers are those of MNIST, which most networks for it were trained with.
+    """
+
+    mean: float = 255 * 0.1307
+    deviation: float = 255 * 0.3081
+    full: float = 255.0
+
+
+@dataclass(frozen=True)
+class Page:
+    """What was written, in bytes."""
+
+    file: Path
+    page_bytes: int
+    file_bytes: int
+
+
+def html(
+    source: Source,
+    model: nn.Module,
+    out: Path | str,
+    example_input: Tensor | None = None,
+    *,
+    pixels: Pixels = Pixels(),  # noqa: B008  # frozen
+    title: str | None = None,
+) -> Page:
+    """Write a page in which a digit is drawn and read.
+
+    Args:
+        source: the `.reef` file, or a state. The record of a run beside the file tells its error.
+        model: the module that it belongs to; its own values do not matter.
+        out: the page.
+        example_input: a batch of one, where the first layer does not tell its shape.
+        pixels: how images were normalised.
+        title: what the network is called; by default as in the record, or as its class.
+    """
+    if source is None:
+        raise ConfigError("a page carries a .reef file: give the file, or a state")
+    data = encode(source) if isinstance(source, TiedState) else read_bytes(Path(source))
+    where = "the state" if isinstance(source, TiedState) else str(source)
+    state = decode(data, source=where, max_bytes=_MAX_BYTES)
+    if data[3] & 0x80:
+        raise ConfigError(
+            f"{where} is an indexed file of {state.num_weights:,} elements, which a page cannot "
+            "read; pack at most 2,097,152 elements, and not with --effort fast"
+        )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
+    program = trace(with_values(source, model), example_of(model, example_input))
+    width = _width(program)
+    network = _network(program, state)
+    record = {} if isinstance(source, TiedState) else _record(Path(source), len(data))
+    name = title or record.get("network") or type(model).__name__
+    facts = f"{state.num_weights:,} weights, {rate_file(state, len(data)):,.0f} times smaller than "
+    facts += "in float32"
+    if record.get("test_error") is not None:
+        facts += f", {record['test_error']:.2f} % error on the test images of {record['data']}"
+    page = _page(data, network, width, pixels, f"{name} in {len(data):,} bytes", facts)
+    write_atomically(out, page)
+    return Page(Path(out), len(page), len(data))
+
+
+def _record(source: Path, file_bytes: int) -> dict[str, str | float]:
+    """The record of the run that the file is from, if it lies beside it."""
+    path = source.with_name("record.json")
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    known = isinstance(record, dict) and record.get("file_bytes") == file_bytes
+    return record if known else {}
+
+
+# -- layers ----------------------------------------------------------------------------------
+
+
+def _width(program: Program) -> int:
+    """The width of the square image that the network reads."""
+    size = math.prod(program.in_shape)
+    width = math.isqrt(size)
+    planes = program.in_shape[:-2] if len(program.in_shape) > 1 else ()
+    if width * width != size or math.prod(planes) != 1 or width < 8:
+        raise ConfigError(
+            f"the network takes inputs of shape {program.in_shape}; a page draws square images of "
+            "one channel, such as (1, 28, 28) or (784,)"
+        )
+    if len(program.out_shape) != 1 or not 1 < program.out_shape[0] <= 100:
+        raise ConfigError(
+            f"the network gives outputs of shape {program.out_shape}; a page shows 2 to 100 classes"
+        )
+    return width
+
+
+def _network(program: Program, state: TiedState) -> str:
+    """The layers in JavaScript: functions of an element, and arrays that `slide` takes."""
+    values = {name: (dtype.tag, array) for name, dtype, array in state.arrays()}
+    layers = list(program.layers)
+    if layers and isinstance(layers[-1], Softmax):
+        layers.pop()  # the page shows shares anyway
+    written = [text for layer in layers if (text := _written(layer, values))]
+    return f"[{','.join(written)}]"
+
+
+def _written(layer: Layer, values: dict[str, tuple[str, np.ndarray]]) -> str:
+    if isinstance(layer, Flatten):
+        return ""
+    if isinstance(layer, Activation):
+        return _ACTIVATIONS[layer.kind].format(slope=layer.slope, low=layer.low, high=layer.high)
+    if isinstance(layer, Softmax):
+        raise ConfigError(f"{layer.name!r} is a Softmax inside the network, which a page cannot do")
+    if isinstance(layer, Pool):
+        factor = -1 if layer.kind == "max" else 1 / (layer.kernel[0] * layer.kernel[1])
+        windows = (layer.kernel, layer.stride, layer.in_shape[0], layer.padding)
+        return _array("", factor, layer, *windows)
+    assert isinstance(layer, Linear | Conv2d)
+    _check_values(layer, values)
+    if isinstance(layer, Linear):
+        return _array(layer.name, 0, layer)
+    kernel = layer.weight.shape[2:]
+    windows = (kernel, layer.stride, layer.groups, layer.padding)
+    return _array(layer.name, 0, layer, *windows, layer.dilation)
+
+
+def _array(name: str, factor: float, layer: Layer, *windows: Pair | int) -> str:
+    """What `slide` takes: kernel, stride, groups, padding, dilation, as far as they are unusual."""
+
+    def planes(shape: Shape) -> Shape:
+        return shape if len(shape) == 3 else (math.prod(shape), 1, 1)
+
+    usual = ((1, 1), (1, 1), 1, (0, 0), (1, 1))
+    given = [*windows]
+    while given and given[-1] == usual[len(given) - 1]:
+        given.pop()
+    content = (name, factor, planes(layer.in_shape), planes(layer.out_shape), *given)
+    return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _check_values(layer: Linear | Conv2d, values: dict[str, tuple[str, np.ndarray]]) -> None:
+    """The page finds a layer's values by its name: they must be there, and be used as they are."""
+    if layer.scale is not None:
+        raise ConfigError(
+            f"a BatchNorm follows {layer.name!r}, which a page cannot do; fold it into the layer "
+            "before training ends"
+        )
+    for part in ("weight", "bias"):
+        name, wanted = f"{layer.name}.{part}", getattr(layer, part)
+        tag, found = values.get(name, ("F32", None))
+        if found is None and part == "bias" and not wanted.any():
+            continue
+        if found is None:
+            hint = did_you_mean(name, values)
+            raise ConfigError(
+                f"the layer {layer.name!r} has no tensor {name!r} in the file, which a page looks "
+                f"for; use a torch module for it{hint and f' ({hint})'}"
+            )
+        if tag != "F32" or not np.array_equal(found, wanted):
+            raise ConfigError(f"{name!r} is of type {tag}; a page reads float32 (F32)")
+
+
+_ACTIVATIONS = {
+    "relu": "v=>v>0?v:0",
+    "leaky_relu": "v=>v<0?{slope!r}*v:v",
+    "clip": "v=>Math.min(Math.max(v,{low!r}),{high!r})",
+    "sigmoid": "v=>1/(1+Math.exp(-v))",
+    "tanh": "Math.tanh",
+    "silu": "v=>v/(1+Math.exp(-v))",
+    # Abramowitz and Stegun 7.1.26: within 1.5e-7 of the error function.
+    "gelu": "v=>{{let s=Math.abs(v)*Math.SQRT1_2,t=1/(1+.3275911*s),e=((((1.061405429*t"
+    "-1.453152027)*t+1.421413741)*t-.284496736)*t+.254829592)*t*Math.exp(-s*s)/2;"
+    "return v*(v<0?e:1-e)}}",
+}
+
+
+# -- the file --------------------------------------------------------------------------------
+
+_HEAD = (
+    "<!doctype html><html lang=en><meta charset=utf-8>"
+    '<meta name=viewport content="width=device-width,initial-scale=1">'
+    '<meta name=color-scheme content="light dark">'
+)
+_BODY = "<body>This page needs JavaScript and a browser of 2023 or later.<script>\n"
+# Turns text back into bytes, inflates them, and puts what they hold into the page: layout, script.
+_UNPACK = """\
+let bytes=(s,l)=>{let a=[],b=0,n=0,v=i=>(i=s.charCodeAt(i))-33-(i>34)-(i>60)-(i>92);\
+for(let i=0;i<s.length;i+=2){b|=v(i)+v(i+1)*91<<n;for(n+=13;n>7;n-=8)a.push(b&255),b>>=8}\
+return new Uint8Array(a).slice(0,l)};REEF=bytes(...REEF);\
+new Response(new Blob([bytes(...PAGE)]).stream().pipeThrough(\
+new DecompressionStream("deflate-raw"))).text().then(t=>{\
+[document.body.innerHTML,t]=t.split("<script>");document.body.append(\
+Object.assign(document.createElement("script"),{textContent:t}))})</script>
+"""
+_SIGNS = [chr(code) for code in range(33, 127) if chr(code) not in '"<\\\\']
+
+
+def _text(data: bytes) -> str:
+    r"""Bytes as a list of printable text, with 13 bits in two of 91 signs, and their number.
+
+    >>> _text(b"\0\0")
+    '["!!!!",2]'
+    """
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    thirteens = np.pad(bits, (0, -len(bits) % 13)).reshape(-1, 13)
+    numbers = (thirteens @ (1 << np.arange(13))).tolist()
+    signs = "".join(_SIGNS[number % 91] + _SIGNS[number // 91] for number in numbers)
+    return f'["{signs}",{len(data)}]'
+
+
+def _page(data: bytes, network: str, width: int, pixels: Pixels, title: str, facts: str) -> bytes:
+    template = resources.files("reefknot.export").joinpath("web/page.min.html").read_text("utf-8")
+    layout, _, script = template.partition("\n")[2].partition("<script>")
+    scales = json.dumps([width, pixels.mean, pixels.deviation, pixels.full])
+    texts = json.dumps([title, facts]).replace("<", "\\u003c")
+    end = "bytes: the file, a decoder, the network and a pad. It works offline and sends nothing. "
+    texts += f".concat(`This page is ${{SIZE}} {end}Made by reefknot.`)"
+    start = f"const NETWORK={network},PIXELS={scales},TEXTS={texts}"
+    packer = zlib.compressobj(9, wbits=-15, memLevel=9)
+    packed = packer.compress(f"{layout}<script>{{{start};{script}}}".encode()) + packer.flush()
+    name = title.replace("&", "&amp;").replace("<", "&lt;")
+    code = f"REEF={_text(data)},\nPAGE={_text(packed)}\n{_UNPACK}"
+    rest = f'{_HEAD}<title>{name}</title>{_BODY}let SIZE="",{code}'
+    size = len(rest.encode()) + len("00,000")  # a page tells its own size
+    while len(rest.encode()) + len(f"{size:,}") != size:
+        size = len(rest.encode()) + len(f"{size:,}")
+    return rest.replace('SIZE=""', f'SIZE="{size:,}"', 1).encode()

@@ -1,0 +1,317 @@
+"""The page in a real browser: it reads what is drawn, as torch does, and nothing is cut off."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chromium import EXECUTABLE, Browser, Page, chromium
+from click.testing import CliRunner
+from torch import nn
+
+import reefknot
+from reefknot import export
+from reefknot.cli import main
+from reefknot.errors import ConfigError
+from reefknot.zoo import DATASETS, INPUTS, NETWORKS
+
+RECORDS = Path(__file__).parents[3] / "experiments" / "records"
+LENET_5 = RECORDS / "2026-11-15_lenet-5-caffe_sparse_apt_seed0" / "model.reef"
+LENET_300 = RECORDS / "2026-11-17_lenet-300-100_sparse_apt-1770_seed0" / "model.reef"
+NAMES = {"lenet-5-caffe": LENET_5, "lenet-300-100": LENET_300}
+
+needs_chromium = pytest.mark.skipif(
+    EXECUTABLE is None, reason="there is no chromium here, so that no page is opened in it"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, source in NAMES.items():
+        out = folder / f"{name}.html"
+        words = ["export", "html", str(source), "--model", name, "--out", str(out)]
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        assert f"{out.stat().st_size:,} bytes, {source.stat().st_size:,} of them" in done.output
+    return {name: folder / f"{name}.html" for name in NAMES}
+
+
+def opened(page: Page) -> Page:
+    page.wait_until("!!window.reefknot && document.querySelectorAll('li').length > 0")
+    return page
+
+
+def answer(page: Page) -> str:
+    return page.run("document.querySelector('#answer').textContent")
+
+
+def outputs(page: Page, images: np.ndarray) -> np.ndarray:
+    """What the page's network gives for images of pixels from 0 to 1."""
+    pixels = [image.reshape(-1).tolist() for image in images]
+    return np.array(page.run(f"{pixels}.map(reefknot)"))
+
+
+# -- the page --------------------------------------------------------------------------------
+
+
+def test_a_network_of_a_kilobyte_and_a_half_is_a_page_of_less_than_12_kb(
+    pages: dict[str, Path],
+) -> None:
+    assert pages["lenet-5-caffe"].stat().st_size < 12_000
+    text = pages["lenet-5-caffe"].read_text()
+    assert text.isascii()
+    assert "http" not in text
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", NAMES)
+def test_page_is_silent_and_nothing_is_cut_off(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    with browser.page(pages[name]) as page:
+        opened(page)
+        for width in (320, 390, 720, 1400):
+            for dark in (False, True):
+                page.show(width=width, dark=dark)
+                assert page.run(CUT_OFF % width) == [], width
+                assert page.run("document.documentElement.scrollWidth") <= width
+                assert page.run("matchMedia('(prefers-color-scheme: dark)').matches") == dark
+        size = f"{pages[name].stat().st_size:,} bytes"
+        assert size in page.run("document.querySelector('#end').textContent")
+        assert page.said() == []
+        assert page.asked_for() == [pages[name].as_uri()]
+
+
+CUT_OFF = """[...document.querySelectorAll('body *')]
+    .filter(e => e.getClientRects().length)
+    .filter(e => e.getBoundingClientRect().right > %d || e.getBoundingClientRect().left < 0)
+    .map(e => e.outerHTML.slice(0, 120))"""
+
+
+@needs_chromium
+def test_the_page_tells_what_it_is_and_where_its_bytes_are(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    with browser.page(pages["lenet-5-caffe"]) as page:
+        opened(page)
+        assert page.run("document.title") == "lenet-5-caffe in 1,575 bytes"
+        assert page.run("document.querySelector('#facts').textContent") == (
+            "431,080 weights, 1,095 times smaller than in float32, "
+            "1.07 % error on the test images of mnist"
+        )
+        parts = page.run("[...document.querySelectorAll('li')].map(e => e.textContent)")
+    sizes = {name: int(size) for name, size in (part.rsplit(" ", 1) for part in parts)}
+    assert sum(sizes.values()) == 1_575
+    found = {t.name: t.bytes for t in reefknot.inspect(LENET_5).tensors}
+    for name, size in sizes.items():
+        if name in found:  # the decoder is some bytes ahead, by the same everywhere
+            assert abs(size - found[name]) < 2, name
+
+
+# -- drawing ---------------------------------------------------------------------------------
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", NAMES)
+def test_the_digits_of_its_buttons_and_keys_are_read(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    with browser.page(pages[name]) as page:
+        opened(page)
+        for digit in range(10):
+            page.run(f"document.querySelectorAll('button')[{digit}].click()")
+            assert answer(page) == str(digit)
+        page.run("document.querySelectorAll('button')[10].click()")
+        assert answer(page) == "?"
+        page.show(width=390)
+        for _ in range(20):
+            page.press("Tab")
+            if page.run("document.activeElement.textContent") == "4":
+                break
+        page.press("Enter")
+        page.wait_until("document.querySelector('#answer').textContent === '4'")
+
+
+def places(page: Page, *points: tuple[float, float]) -> list[tuple[float, float]]:
+    """Points of the pad, from 0 to 1, where they are in the window; with two more in between."""
+    pad = "document.querySelector('#pad').getBoundingClientRect()"
+    left, top, width = page.run(f"(b => [b.left, b.top, b.width])({pad})")
+    steps = [
+        (a[0] + (b[0] - a[0]) * k / 3, a[1] + (b[1] - a[1]) * k / 3)
+        for a, b in pairwise(points)
+        for k in range(4)
+    ]
+    return [(left + x * width, top + y * width) for x, y in steps]
+
+
+CIRCLE = [
+    (0.5 + 0.2 * math.sin(t / 2), 0.5 - 0.3 * math.cos(t / 2))  # from the top, clockwise
+    for t in range(14)
+]
+STROKES = {
+    "1": [[(0.52, 0.2), (0.48, 0.8)]],
+    "7": [[(0.25, 0.25), (0.7, 0.25), (0.45, 0.8)]],
+    "4": [[(0.4, 0.2), (0.25, 0.55), (0.75, 0.55)], [(0.62, 0.3), (0.62, 0.85)]],
+    "0": [CIRCLE],
+}
+
+
+@needs_chromium
+@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
+def test_what_is_drawn_is_read(browser: Browser, pages: dict[str, Path], touch: bool) -> None:
+    with browser.page(pages["lenet-5-caffe"]) as page:
+        page.show(width=390 if touch else 1400)
+        opened(page)
+        for digit, strokes in STROKES.items():
+            page.run("document.querySelectorAll('button')[10].click()")
+            for stroke in strokes:
+                page.draw(places(page, *stroke), touch=touch)
+            page.wait_until(f"document.querySelector('#answer').textContent === '{digit}'")
+        assert page.said() == []
+
+
+@needs_chromium
+def test_a_small_drawing_in_a_corner_is_the_same_as_a_large_one(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    with browser.page(pages["lenet-5-caffe"]) as page:
+        page.show(width=1400)
+        opened(page)
+        for scale, shift in ((1.0, 0.0), (0.4, 0.05), (0.4, 0.55)):
+            page.run("document.querySelectorAll('button')[10].click()")
+            points = [(x * scale + shift, y * scale + shift) for x, y in STROKES["7"][0]]
+            page.draw(places(page, *points))
+            page.wait_until("document.querySelector('#answer').textContent === '7'")
+
+
+# -- the network -----------------------------------------------------------------------------
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_those_of_torch(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    images = np.random.default_rng(3).random((5, 1, 28, 28), dtype=np.float32)
+    images[images < 0.6] = 0
+    model, known = NETWORKS[name]().double(), INPUTS[name]
+    model.load_state_dict(reefknot.load(NAMES[name]))
+    with torch.no_grad():
+        wanted = model((torch.from_numpy(images).double() * 255 - known.mean) / known.deviation)
+    with browser.page(pages[name]) as page:
+        np.testing.assert_allclose(outputs(opened(page), images), wanted, rtol=1e-4, atol=1e-4)
+
+
+@needs_chromium
+@pytest.mark.mnist
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_test_images_get_the_labels_of_torch(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    test, known = DATASETS["mnist"]().test, INPUTS[name]
+    assert test is not None
+    inputs = test.inputs[:100].double()
+    model = NETWORKS[name]().double()
+    model.load_state_dict(reefknot.load(NAMES[name]))
+    with torch.no_grad():
+        wanted = model(inputs).argmax(1).numpy()
+    images = ((inputs * known.deviation + known.mean) / 255).numpy()
+    with browser.page(pages[name]) as page:
+        found = outputs(opened(page), images).argmax(1)
+    assert found.tolist() == wanted.tolist()
+    assert (found == test.labels[:100].numpy()).mean() > 0.95
+
+
+class Own(nn.Sequential):
+    """All that a page can do, with windows that are not square and steps that do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 4, (3, 5), stride=(2, 1), padding=(1, 2)), nn.Tanh(),
+            nn.AvgPool2d(3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2, bias=False),
+            nn.LeakyReLU(0.1), nn.Conv2d(6, 6, 3, dilation=2, padding=2), nn.GELU(),
+            nn.MaxPool2d((2, 3), stride=(2, 2), padding=(1, 1)), nn.SiLU(), nn.Dropout(),
+            nn.Flatten(), nn.LazyLinear(9), nn.Sigmoid(), nn.ReLU6(), nn.Linear(9, 3),
+            nn.Softmax(1),
+        )  # fmt: skip
+
+
+def own_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = Own().eval()
+    model(torch.zeros(1, 1, 20, 20))
+    return model
+
+
+def tied(model: nn.Module) -> reefknot.TiedState:
+    return reefknot.cluster(model.state_dict(), num_clusters=33, min_size=0)
+
+
+@needs_chromium
+def test_ones_own_network_gives_what_torch_gives(browser: Browser, tmp_path: Path) -> None:
+    model = own_model()
+    out = tmp_path / "own.html"
+    state = tied(model)
+    reefknot.save(state, tmp_path / "own.reef")
+    example = torch.zeros(1, 1, 20, 20)
+    export.html(state, model, out, example, pixels=export.Pixels(0.2, 0.5, 1.0), title="a < b")
+    model.load_state_dict(reefknot.load(tmp_path / "own.reef"))
+    images = np.random.default_rng(1).random((4, 1, 20, 20), dtype=np.float32)
+    with torch.no_grad():
+        wanted = nn.Sequential(*[*model][:-1])((torch.from_numpy(images) - 0.2) / 0.5)
+    with browser.page(out) as page:
+        np.testing.assert_allclose(outputs(opened(page), images), wanted, rtol=1e-4, atol=1e-4)
+        assert page.run("document.title").startswith("a < b in ")
+        assert page.said() == []
+
+
+# -- what cannot be done is one sentence, and nothing is written -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "words"),
+    [
+        ([nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(3)], (1, 28, 28),
+         "a BatchNorm follows '0'"),
+        ([nn.Flatten(), nn.LSTM(784, 3)], (1, 28, 28), "'1' is a LSTM"),
+        ([nn.Flatten(), nn.Linear(784, 9), nn.Softmax(1), nn.Linear(9, 3)], (1, 28, 28),
+         "'2' is a Softmax inside"),
+        ([nn.Conv2d(3, 2, 3), nn.Flatten(), nn.LazyLinear(3)], (3, 28, 28), r"shape \(3, 28, 28\)"),
+        ([nn.Linear(100, 1)], (100,), r"gives outputs of shape \(1,\)"),
+        ([nn.Linear(90, 2)], (90,), r"inputs of shape \(90,\)"),
+    ],
+)  # fmt: skip
+def test_what_a_page_cannot_do_is_named(
+    tmp_path: Path, layers: list[nn.Module], shape: tuple[int, ...], words: str
+) -> None:
+    model = nn.Sequential(*layers).eval()
+    if "LSTM" not in words:
+        model(torch.zeros(1, *shape))
+    with pytest.raises(ConfigError, match=words):
+        export.html(tied(model), model, tmp_path / "page.html", torch.zeros(1, *shape))
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_file_of_another_network_is_one_sentence(tmp_path: Path) -> None:
+    words = ["export", "html", str(LENET_5), "--model", "lenet-300-100"]
+    done = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "page.html")])
+    assert done.exit_code == 2
+    assert "does not fit the model" in done.output
+    assert done.output.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_only_tied_or_kept_float32_is_read_by_a_page(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    halves = {name: values.half() for name, values in model.state_dict().items()}
+    state = reefknot.cluster(halves, num_clusters=5, min_size=0)
+    with pytest.raises(ConfigError, match=r"'1.weight' is of type F16"):
+        export.html(state, model, tmp_path / "page.html", torch.zeros(1, 1, 8, 8))
