@@ -1,6 +1,7 @@
 """The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ _MAX_BYTES = click.option(
 @click.command()
 @click.argument("source", type=_EXISTING)
 @click.argument("target", type=_EXISTING)
+@click.option("--size", metavar="BYTES", help="Size of the whole file, such as 900KB or 12MB.")
+@click.option("--bits", type=float, help="The same as bits a weight, everything counted.")
+@click.option("--error", type=float, help="Relative error of the weights; of outputs with inputs.")
 @click.option(
     "--clusters", type=int, help="Shared values for each tensor (or the network), zero included."
 )
@@ -71,22 +75,27 @@ _MAX_BYTES = click.option(
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def pack(
-    source: Path, target: Path, clusters: int | None, density: float | None, scope: Any,
+    source: Path, target: Path, size: str | None, bits: float | None, error: float | None,
+    clusters: int | None, density: float | None, scope: Any,
     keep: tuple[str, ...], min_size: int, effort: Any, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin) as a .reef file.
+    """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin, a folder) as a .reef file.
 
-    Without --clusters and --density nothing is changed: every value reads back bit for bit. With
-    them, one-dimensional and small tensors (biases, norm layers) are kept exactly all the same.
-    The metadata of a safetensors file is not kept.
+    Without options nothing is changed: every value reads back bit for bit. --size, --bits and
+    --error are one budget for the whole network, spent where it does the least harm. --clusters
+    and --density treat all tensors alike. Either way one-dimensional and small tensors (biases,
+    norm layers) are kept exactly. The metadata of a safetensors file is not kept.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from reefknot.packing.budget import Budget
     from reefknot.packing.clustering import Settings
     from reefknot.packing.pack import pack as pack_file
 
     settings = Settings(clusters, density, scope, keep, min_size)
+    asked = (None if size is None else _num_bytes(size), bits, error)
+    budget = None if asked == (None, None, None) else Budget(*asked)
     columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(
@@ -94,7 +103,7 @@ def pack(
     ) as progress:
         task = progress.add_task("pack", total=None)
         packed = pack_file(
-            source, target, settings, effort=effort, force=force,
+            source, target, settings, budget=budget, effort=effort, force=force,
             on_bytes=lambda done, total: progress.update(task, completed=done, total=total),
         )  # fmt: skip
     if as_json:
@@ -105,7 +114,7 @@ def pack(
             "warnings": packed.warnings, "metadata_left_out": packed.metadata_left_out,
             "tensors": rows,
         }))  # fmt: skip
-    elif settings.lossless:
+    elif settings.lossless and budget is None:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
         count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
         click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
@@ -120,6 +129,19 @@ def pack(
         click.echo(f"reefknot: warning: {plain(sentence)}", err=True)
 
 
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def _num_bytes(text: str) -> int:
+    """The bytes that a size such as 900KB or 1.5 MB means; K is a thousand."""
+    found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    if found is None:
+        raise click.BadParameter(
+            f"{text!r} is not a size such as 900KB or 12MB", param_hint="--size"
+        )
+    return int(float(found[1].replace(",", "").replace("_", "")) * _UNITS[found[2]])
+
+
 def _sizes(packed: Any) -> str:
     rate = f"({packed.rate_file:.1f}x)"
     return f"{packed.original_bytes:,} -> {packed.file_bytes:,} bytes {rate}"
@@ -129,15 +151,19 @@ def _changes(packed: Any) -> Any:
     """A table of what was done to each tensor, with one line for the network at its end."""
     from rich.text import Text
 
-    table = _table("tensor", "what was done", "relative L2 error", "largest error", text=2)
+    budget = any(change.bits is not None for change in packed.changes)
+    titles = ["bits a weight"] * budget + ["relative L2 error", "largest error"]
+    table = _table("tensor", "what was done", *titles, text=2)
     for change in packed.changes:
-        errors = (f"{e:.3g}" for e in (change.relative_error, change.largest_error))
-        table.add_row(Text(plain(change.name)), change.done, *errors)
+        errors = [f"{e:.3g}" for e in (change.relative_error, change.largest_error)]
+        bits = ["" if change.bits is None else f"{change.bits:.2f}"] * budget
+        table.add_row(Text(plain(change.name)), change.done, *bits, *errors)
     table.add_section()
     largest = max((change.largest_error for change in packed.changes), default=0.0)
     table.add_row(
-        "the whole network", _sizes(packed), f"{packed.relative_error:.3g}", f"{largest:.3g}"
-    )
+        "the whole network", _sizes(packed), *[f"{packed.bits:.2f}"] * budget,
+        f"{packed.relative_error:.3g}", f"{largest:.3g}",
+    )  # fmt: skip
     return table
 
 
