@@ -176,8 +176,13 @@ def rounded(values: np.ndarray, step: float) -> np.ndarray:
     """Values with so few significant bits that the codebook is small, and the error is not felt."""
     most = float(np.abs(values).max(initial=0.0)) / step
     bits = 5 + math.ceil(math.log2(max(most, 2)))
+    return significant(values, bits)
+
+
+def significant(values: np.ndarray, bits: int) -> np.ndarray:
+    """The nearest values with so many significant bits."""
     fraction, exponent = np.frexp(values)
-    return np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
 
 def codebook_of(values: np.ndarray, dtype: DType) -> tuple[Codebook, np.ndarray]:
