@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tying": {"errors", "kernels"},
     "methods": {*DATA, "kernels", "tensors", "tying"},
     "batchnorm": set(),
-    "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
+    "packing": {*DATA, "files", "format", "kernels", "tensorfile", "tensors"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {
@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         *("errors", "format", "inspection", "methods", "packing", "public", "report", "runs"),
-        *("zoo", ""),
+        *("tensorfile", "zoo", ""),
     },
     "": {*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"},
 }

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SparseVD,
     )
     from reefknot.packing.clustering import cluster
+    from reefknot.packing.models import pack
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 __version__ = "0.2.0"
@@ -48,6 +49,7 @@ __version__ = "0.2.0"
 _HOME = {
     "reefknot.batchnorm": ("update_batchnorm",),
     "reefknot.packing.clustering": ("cluster",),
+    "reefknot.packing.models": ("pack",),
     "reefknot.errors": (
         "ConfigError",
         "DataError",
@@ -105,6 +107,7 @@ __all__ = [
     "inspect",
     "kmeans1d",
     "load",
+    "pack",
     "save",
     "update_batchnorm",
     "verify",

@@ -239,6 +239,7 @@ class _Watched:
     """The mode, and hooks in front of BatchNorm layers, which are no products."""
 
     def __init__(self, model: nn.Module, watch: Watch, hear: Any) -> None:
+        self._modules = list(model.modules())
         self._norms = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm)]
         self._watch, self._hear, self._handles = watch, hear, list[Any]()
 
@@ -250,6 +251,11 @@ class _Watched:
 
             return hear
 
+        self._recurrent = contextlib.ExitStack()
+        if any(isinstance(module, nn.RNNBase) for module in self._modules):
+            # The steps of a recurrent layer would be one operation, too.
+            (enabled, *_) = torch.backends.mkldnn.set_flags(False)
+            self._recurrent.callback(torch.backends.mkldnn.set_flags, enabled)
         self._fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # it would be one product of many weights
         self._handles = [m.register_forward_pre_hook(before(n)) for n, m in self._norms]
@@ -260,6 +266,7 @@ class _Watched:
         for handle in self._handles:
             handle.remove()
         torch.backends.mha.set_fastpath_enabled(self._fast)
+        self._recurrent.close()
 
 
 def _key(site: Site) -> tuple[str, int]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from reefknot.tensorfile import (
     write_safetensors,
 )
 
+if TYPE_CHECKING:
+    from reefknot.packing.outputs import OutputChange
+
 # What `unpack` writes is none of these.
 _OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".reef", ".npz", ".onnx", ".h5", ".gguf")
 
@@ -49,6 +52,7 @@ class Packed:
     file_bytes: int
     elements: int
     metadata_left_out: tuple[str, ...] = ()  # keys: version 1 of the format has no place for it
+    outputs: "OutputChange | None" = None  # where there were inputs
 
     @property
     def rate_file(self) -> float:
@@ -105,7 +109,7 @@ def pack_tensors(
     check_patterns(settings.keep, [tensor.name for tensor in found])
     if budget is not None and not settings.lossless:
         raise ConfigError("a budget (--size, --bits, --error) goes without --clusters, --density")
-    writer = _Writer(found, effort, on_bytes)
+    writer = Writer(found, effort, on_bytes)
     with writing_atomically(target) as file:
         if budget is None:
             rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
@@ -116,7 +120,7 @@ def pack_tensors(
 
 
 def within_budget(
-    writer: "_Writer", file: BinaryIO, settings: Settings, budget: Budget
+    writer: "Writer", file: BinaryIO, settings: Settings, budget: Budget
 ) -> tuple[list[Change], int]:
     """Write until the file fits: what an estimate missed is put right with what the coder took."""
     plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.own))
@@ -151,7 +155,7 @@ def within_budget(
 
 
 def _within_error(
-    writer: "_Writer", file: BinaryIO, plan: BudgetPlan, limit: float
+    writer: "Writer", file: BinaryIO, plan: BudgetPlan, limit: float
 ) -> tuple[list[Change], int]:
     goal = limit
     for _ in range(ATTEMPTS):
@@ -166,7 +170,7 @@ def _within_error(
     return changes, size
 
 
-class _Writer:
+class Writer:
     """Writes the tensors of a checkpoint, as often as it is asked to, from its start."""
 
     def __init__(self, found: Sequence[FoundTensor], effort: Effort, on_bytes: OnBytes) -> None:
