@@ -26,12 +26,13 @@ from reefknot.packing.clustering import MIN_SIZE, Plan, Settings, check_patterns
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
-from reefknot.packing.pack import CLOSE, Packed, Writer, pack_tensors
+from reefknot.packing.pack import Packed, Writer, pack_tensors
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
 from reefknot.tensors import to_tensor
 
 DAMPING, RANDOM_DAMPING = 0.05, 0.2  # with inputs, with random ones
-PASSES = 4  # over the network, to meet a budget
+PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # over a network, and over one of few elements
+CLOSE = 0.97  # of the budget: a file that fills this much is good
 HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
 FIRST_PRICE = 1 / 60  # of what theory says: inputs are correlated, and errors undo each other
 
@@ -125,26 +126,28 @@ class _Search:
         self._elements = sum(math.prod(tensor.shape) for tensor in found if not tensor.same_as)
         self._limit = budget.bytes_for(self._elements)
         self._error = budget.error or 0.0
-        self._points: list[tuple[float, float]] = []  # (log2 of price, log2 of what is limited)
+        self._points: list[
+            tuple[float, float]
+        ] = []  # (log2 of price, what is limited over its limit)
 
     def run(self) -> tuple[bytes, Packed]:
         """The largest file that fits, or the one with the largest error that is allowed."""
         price = self._first_price()
+        limit = float(self._limit or self._error)
         best: tuple[bytes, Packed] | None = None
-        for attempt in range(PASSES):
+        for _ in range(PASSES if self._elements > SMALL else SMALL_PASSES):
             data, packed = self._pass(price)
-            value, limit = self._measured(packed), float(self._limit or self._error)
-            better = best is None or self._measured(best[1]) < value
-            if value <= limit and better:
+            value = self._measured(packed)
+            if value <= limit and (best is None or self._measured(best[1]) < value):
                 best = data, packed
             if CLOSE * limit <= value <= limit:
                 break
-            self._points.append((math.log2(price), math.log2(max(value, 1e-12))))
-            price = self._next_price(math.log2(limit * (1 - 0.003 * (attempt + 1))))
+            self._points.append((math.log2(price), value / limit))
+            price = self._next_price()
         if best is None:
             raise ConfigError(
-                f"the file has {len(data):,} bytes and {self._measured(packed):.4g} of what is "
-                f"limited to {limit:.4g} after {PASSES} passes; allow more"
+                f"what is limited to {limit:.4g} is {value:.4g} after {len(self._points)} passes; "
+                "what is kept exactly may take all of it: allow more"
             )
         return best
 
@@ -159,15 +162,18 @@ class _Search:
         layers = sum(1 for p in self._packer.model.parameters() if p.dim() > 1)
         return 2 * math.log(2) * layers * 4.0**-bits * FIRST_PRICE / self._elements
 
-    def _next_price(self, wanted: float) -> float:
-        """By the slope of the two nearest points; of one, as theory has it."""
-        nearest = sorted(self._points, key=lambda point: abs(point[1] - wanted))[:2]
-        x, y = nearest[0]
-        slope = -0.4 if self._limit is not None else 0.5
-        if len(nearest) > 1 and nearest[1][0] != x:
-            found = (nearest[1][1] - y) / (nearest[1][0] - x)
-            slope = found if found * slope > 0.01 else slope
-        return float(2.0 ** (x + min(max((wanted - y) / slope, -8), 8)))
+    def _next_price(self) -> float:
+        """Between the nearest points on either side, or a step beyond what is known."""
+        aim = (1 + CLOSE) / 2
+        over = [point for point in self._points if point[1] > 1]
+        under = [point for point in self._points if point[1] <= 1]
+        if over and under:
+            (x, y), (u, v) = min(over, key=lambda p: p[1]), max(under, key=lambda p: p[1])
+            share = min(max((y - aim) / (y - v), 0.05), 0.95)
+            return float(2.0 ** (x + share * (u - x)))
+        x, y = min(self._points, key=lambda point: abs(point[1] - aim))
+        slope = 0.5 if self._limit is None else -0.35  # of logarithms
+        return float(2.0 ** (x + 1.15 * min(max(math.log2(aim / max(y, 1e-9)) / slope, -6), 6)))
 
     def _pass(self, price: float) -> tuple[bytes, Packed]:
         model, changes = self._packer.at(price)
