@@ -1,7 +1,7 @@
 """VGG-16 on CIFAR-10, packed with 1,000 unlabelled images and no training.
 
     python benchmarks/packing_vgg.py PARENT.safetensors [--draws 0 1 2] [--prices 1.9e-8] [--images 1000]
-                                     [--validation] [--json FILE]
+                                     [--validation] [--folder FOLDER] [--json FILE]
 
 For each draw of training images (labels are not looked at) and each price of a bit: the file, everything
 counted, and the error on the whole test set. `reefknot.pack(size=...)` finds the price by itself in two to
@@ -11,7 +11,6 @@ JSON file one by one. Settings were chosen on validation images (`--validation` 
 
 import argparse
 import json
-import tempfile
 import time
 from pathlib import Path
 
@@ -42,15 +41,15 @@ def parent(path):
     return model.eval()
 
 
-def row(model, part, images, draw, price):
+def row(model, part, images, draw, price, folder):
     start = time.time()
     packer = Packer(model, list(images.split(64)), Settings(), DAMPING, for_inference=True)
     packed, _ = packer.at(price)
+    path = folder / f"vgg-16-{draw}-{price:g}.reef"
+    file_bytes = reefknot.save(reefknot.cluster(packed.state_dict()), path)
     seconds = time.time() - start
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "vgg.reef"
-        file_bytes = reefknot.save(reefknot.cluster(packed.state_dict()), path)
-        packed.load_state_dict(reefknot.load(path))  # what is measured is what was stored
+    print(f"{path}: {file_bytes:,} bytes after {seconds:.0f} s", flush=True)
+    packed.load_state_dict(reefknot.load(path))  # what is measured is what was stored
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("bn"))
     return {
         "draw": draw, "images": len(images), "price": price, "bytes": file_bytes,
@@ -68,20 +67,20 @@ def main():
     parser.add_argument("--prices", type=float, nargs="+", default=[1.9e-8])
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--validation", action="store_true", help="look at no test image")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where files are written")
     parser.add_argument("--json", type=Path, help="where rows are added")
     given = parser.parse_args()
     data, model = DATASETS["cifar10"](), parent(given.parent)
     part = data.validation if given.validation else data.test
     rows = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
-    rows = rows or [{"draw": "parent", "error %": error(model, part)}]
-    print(rows[0], flush=True)
     for price in given.prices:
         for draw in given.draws:
             which = np.random.default_rng(draw).permutation(len(data.train.inputs))[: given.images]
-            rows.append(row(model, part, data.train.inputs[which], draw, price))
+            rows.append(row(model, part, data.train.inputs[which], draw, price, given.folder))
             print(rows[-1], flush=True)
             if given.json:
                 given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print({"parent's error %": error(model, part)})
 
 
 if __name__ == "__main__":

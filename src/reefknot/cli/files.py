@@ -230,7 +230,7 @@ def _changes(packed: Any) -> Any:
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @_MAX_BYTES
 def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> None:
-    """Write a .reef file as a .safetensors file."""
+    """Write a .reef file as a .safetensors file, in a folder as model.safetensors."""
     from reefknot.packing.pack import unpack as unpack_file
 
     size = unpack_file(source, target, force=force, max_bytes=_limit(max_bytes))

@@ -158,6 +158,7 @@ class Network:
     generator: torch.Generator = field(default_factory=torch.Generator)
     _at: int = 0  # children that lie behind us
     _children: list[nn.Module] = field(default_factory=list)
+    _again: set[tuple[str, int]] = field(default_factory=set)  # sites that a run meets often
 
     def __post_init__(self) -> None:
         self.batches = list(self.batches)
@@ -169,10 +170,11 @@ class Network:
 
     def sites(self) -> list[Site]:
         """All sites, in the order in which the first batch meets them."""
-        found: dict[Any, Site] = {}
+        found: dict[tuple[str, int], Site] = {}
 
         def hear(site: Site, _: Callable[[], Tensor]) -> None:
-            found.setdefault((site.name, site.first_row, site.norm), site)
+            if found.setdefault(_key(site), site) is not site:
+                self._again.add(_key(site))
 
         with self._watched(hear):
             self._call(self.model, self.batches[0])
@@ -190,6 +192,8 @@ class Network:
                 if _key(site) == _key(wanted):
                     found = view()
                     heard.append(found if wanted.norm else sampled(found, share, self.generator))
+                    if _key(site) not in self._again:
+                        raise _StopError
                 elif _key(site) not in before:
                     raise _StopError
 

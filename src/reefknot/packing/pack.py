@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # What `unpack` writes is none of these.
 _OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".reef", ".npz", ".onnx", ".h5", ".gguf")
 
+IN_A_FOLDER = "model.safetensors"
 OnBytes = Callable[[int, int], None]  # (done, total)
 CLOSE = 0.985  # of the budget: a file that fills this much is good
 ATTEMPTS = 6
@@ -218,7 +219,12 @@ class Writer:
 def unpack(
     source: Path | str, target: Path | str, *, force: bool = False, max_bytes: int = MAX_BYTES
 ) -> int:
-    """Write a `.reef` file as a safetensors file; gives its size in bytes."""
+    """Write a `.reef` file as a safetensors file; gives its size in bytes.
+
+    In a folder that exists it is named as model hubs name it.
+    """
+    if Path(target).is_dir():
+        target = Path(target) / IN_A_FOLDER
     refuse_to_replace(target, force, [Path(source)])
     if Path(target).suffix.lower() in _OTHER_ENDINGS:
         raise ReefknotError(
