@@ -18,7 +18,7 @@ from reefknot.files import writing_atomically
 from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
 from reefknot.packing.clustering import Settings
-from reefknot.packing.pack import pack, unpack
+from reefknot.packing.pack import pack
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import open_tensors, write_safetensors
 

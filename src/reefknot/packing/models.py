@@ -26,7 +26,7 @@ from reefknot.packing.clustering import MIN_SIZE, Plan, Settings, check_patterns
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
-from reefknot.packing.pack import Packed, Writer, pack_tensors
+from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
 from reefknot.tensors import to_tensor
 
@@ -95,12 +95,30 @@ def pack(
     else:
         batches, damping = random_batches(model, _arguments(model, example_input)), RANDOM_DAMPING
     used, held_back = _split(batches)
+    if (whole := _lossless(model, budget, path, effort)) is not None:
+        return whole
     model = copy.deepcopy(model).cpu().eval()
     packer = Packer(model, used, settings, damping, for_inference, on_site=on_progress)
     search = _Search(packer, budget, effort, held_back)
     data, packed = search.run()
     write_atomically(path, data)
     return packed
+
+
+def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort) -> Packed | None:
+    """The model as it is, where that fits a budget."""
+    found = found_of(model.state_dict())
+    writer = Writer(found, effort, lambda done, total: None)
+    limit = budget.bytes_for(writer.elements)
+    if limit is None or limit < ALMOST_ALL * writer.total:
+        return None
+    file = io.BytesIO()
+    rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
+    changes, size = writer.write(file, Plan.of(Settings(), rows))
+    if size > limit:
+        return None
+    write_atomically(path, file.getvalue())
+    return Packed(tuple(changes), writer.total, size, writer.elements)
 
 
 def load_checkpoint(model: nn.Module, path: Path | str) -> None:
