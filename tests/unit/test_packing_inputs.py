@@ -189,6 +189,16 @@ def test_the_canonical_form_is_the_same_function_in_two_numbers_a_channel():
     assert not (bits & 0xFFFF).any()  # at most 8 significant bits
 
 
+def test_new_statistics_for_a_network_packed_for_inference_are_warned_of(caplog):
+    model, batches = images_net()
+    reefknot.update_batchnorm(copy.deepcopy(model), batches)
+    reefknot.update_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), batches)
+    assert not caplog.records
+    make_canonical(model[1], model[0].bias)
+    reefknot.update_batchnorm(model, batches)
+    assert "packed for inference" in caplog.text
+
+
 # -- the whole -------------------------------------------------------------------------------
 
 
@@ -241,10 +251,19 @@ def test_batches_may_be_tuples_with_labels_or_dicts(tmp_path):
 def test_an_example_input_alone_is_enough(tmp_path):
     model, batches = images_net()
     packed = reefknot.pack(model, tmp_path / "m.reef", bits=6, example_input=batches[0][:1])
-    assert packed.outputs.relative_error < 0.2
+    assert packed.outputs.relative_error < 0.2 and "random inputs" in str(packed.outputs)
     tokens, examples = reader()
     packed = reefknot.pack(tokens, tmp_path / "t.reef", bits=6, example_input=examples[0][:1])
     assert packed.outputs.relative_error < 0.2
+
+
+def test_a_model_in_half_precision_keeps_its_types(tmp_path):
+    model, batches = images_net()
+    half = copy.deepcopy(model).half()
+    packed = reefknot.pack(half, tmp_path / "m.reef", bits=6, inputs=batches)
+    loaded = reefknot.load(tmp_path / "m.reef")
+    assert loaded["3.weight"].dtype == torch.float16
+    assert packed.outputs.relative_error < 0.3
 
 
 def test_random_inputs_have_a_natural_spectrum_and_ids_of_the_vocabulary():

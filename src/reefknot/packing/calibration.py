@@ -209,7 +209,7 @@ class Network:
         while self._at < len(self._children) and not _holds(self._children[self._at], owner):
             child = self._children[self._at]
             for number, batch in enumerate(self.batches):
-                self.batches[number] = self._call(child, batch)
+                self.batches[number] = (self._call(child, batch),)
             self._at += 1
 
     def _run_child(self, batch: Any) -> None:

@@ -99,9 +99,10 @@ def pack(
         return whole
     model = copy.deepcopy(model).cpu().eval()
     packer = Packer(model, used, settings, damping, for_inference, on_site=on_progress)
-    search = _Search(packer, budget, effort, held_back)
-    data, packed = search.run()
+    data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
+    if packed.outputs is not None and inputs is None:
+        packed = replace(packed, outputs=replace(packed.outputs, random=True))
     return packed
 
 
@@ -140,6 +141,9 @@ class _Search:
         self, packer: Packer, budget: Budget, effort: Effort, held_back: list[Any]
     ) -> None:
         self._packer, self._effort, self._held_back = packer, effort, held_back
+        floats = [p for p in packer.model.parameters() if p.dtype != torch.float32]
+        # Half precision is slow on a CPU, and would be measured instead of packing.
+        self._reference = copy.deepcopy(packer.model).float() if floats else packer.model
         found = found_of(packer.model.state_dict())
         self._elements = sum(math.prod(tensor.shape) for tensor in found if not tensor.same_as)
         self._limit = budget.bytes_for(self._elements)
@@ -208,7 +212,7 @@ class _Search:
         return file.getvalue(), packed
 
     def _outputs(self, model: nn.Module) -> OutputChange:
-        return change_of_outputs(self._packer.model, model, self._held_back)
+        return change_of_outputs(self._reference, model, self._held_back)
 
 
 def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Change:
@@ -258,17 +262,25 @@ def _listed(inputs: Iterable[Any]) -> list[Any]:
 def _arguments(model: nn.Module, batch: Any) -> Any:
     """What a batch gives to the model: a tuple as many as it requires, a dict without labels."""
     if isinstance(batch, Mapping):
-        return {key: value for key, value in batch.items() if key not in ("labels", "label")}
+        return {k: _plain(v) for k, v in batch.items() if k not in ("labels", "label")}
     if not isinstance(batch, tuple | list):
-        return (batch,)
+        return (_plain(batch),)
     kinds = inspect.Parameter
     parameters = inspect.signature(model.forward).parameters.values()
-    if any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
-        return tuple(batch)
     required = [
         p for p in parameters if p.default is kinds.empty and p.kind is not kinds.VAR_KEYWORD
     ]
-    return tuple(batch[: max(len(required), 1)])
+    if not any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
+        batch = batch[: max(len(required), 1)]
+    return tuple(_plain(value) for value in batch)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor as the packer takes it: on the CPU, floats as float32."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.float() if value.is_floating_point() else value
 
 
 def _split(batches: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -24,10 +24,12 @@ class OutputChange:
     cosine: float  # of each example's outputs, the mean
     agreement: float  # the share of examples (or positions) with the same largest output
     num_inputs: int
+    random: bool = False  # no inputs of the network's own were there
 
     def __str__(self) -> str:
+        kind = "random" if self.random else "held-back"
         return (
-            f"outputs on {self.num_inputs:,} held-back inputs: relative error "
+            f"outputs on {self.num_inputs:,} {kind} inputs: relative error "
             f"{self.relative_error:.4f}, cosine {self.cosine:.5f}, "
             f"largest output the same for {100 * self.agreement:.1f} %"
         )
