@@ -201,6 +201,17 @@ def shrink(result):
     )
 
 
+def packing_vgg(rows):
+    cells = [
+        [f"{row['price']:.1e}", str(row["draw"]), f"{row['images']:,}", f"{row['bytes']:,}",
+         f"{row['bits a weight']:.3f}", f"{row['error %']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    return markdown(
+        ["price of a bit", "draw", "images", "bytes", "bits a weight", "test error %"], cells
+    )
+
+
 def main():
     text = DOCUMENT.read_text()
     for name, make in (
@@ -209,6 +220,7 @@ def main():
         ("methods", methods),
         ("packing", packing),
         ("shrink", shrink),
+        ("packing_vgg", packing_vgg),
     ):
         path = RESULTS / f"{name}.json"
         if not path.exists():

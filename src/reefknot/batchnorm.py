@@ -5,11 +5,16 @@ Gives     the model with running means and variances of these inputs.
 Unaware   of tying.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
+
+log = logging.getLogger("reefknot")
 
 
 def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -17,6 +22,24 @@ def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
 
     A batch is what a DataLoader gives: inputs, or a tuple that begins with them. All batches count
     the same, so a hundred are enough. The model stays in the mode it is in, training or evaluation;
-    a model without BatchNorm is left alone.
+    a model without BatchNorm is left alone. A layer that was packed for inference has all that it
+    does in scale and shift, and would be ruined: that is said in a logged warning.
     """
+    ruined = [name for name, module in model.named_modules() if _for_inference(module)]
+    if ruined:
+        log.warning(
+            "reefknot: %d BatchNorm layers, %r first, were packed for inference and have no "
+            "statistics of their own: with new ones the network is another; start from the parent",
+            len(ruined),
+            ruined[0],
+        )
     update_bn(batches, model)
+
+
+def _for_inference(module: nn.Module) -> bool:
+    """Whether a norm has the form that packing for inference gives it; no new layer has."""
+    if not isinstance(module, _BatchNorm) or module.running_mean is None:
+        return False
+    mean, variance = module.running_mean, module.running_var
+    ones = torch.full_like(mean, 1 - module.eps)
+    return variance is not None and not bool(mean.any()) and torch.equal(variance, ones)

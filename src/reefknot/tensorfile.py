@@ -29,6 +29,12 @@ from reefknot.state import TiedState
 # items are counted, too.
 MAX_JSON_BYTES = 32 << 20
 MAX_JSON_ITEMS = 1_000_000
+# What is looked for in a folder; the first is how model hubs name a checkpoint in one file, and
+# beside it there may be variants.
+_IN_FOLDERS = (
+    *("model.safetensors", "*.safetensors.index.json", "*.safetensors", "*.bin.index.json"),
+    "pytorch_model.bin",
+)
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -101,7 +107,7 @@ def files_of(path: Path | str) -> list[Path]:
     """The files that a checkpoint is made of: one, or an index and its shards."""
     path = Path(path)
     if _is_folder(path):
-        for pattern in ("*.safetensors.index.json", "*.safetensors", "*.bin.index.json"):
+        for pattern in _IN_FOLDERS:
             if found := sorted(path.glob(pattern)):
                 break
         if len(found) != 1:

@@ -18,7 +18,7 @@ from reefknot.files import writing_atomically
 from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
 from reefknot.packing.clustering import Settings
-from reefknot.packing.pack import pack, unpack
+from reefknot.packing.pack import pack
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import open_tensors, write_safetensors
 
@@ -170,7 +170,7 @@ def test_existing_files_are_kept_unless_forced(tmp_path):
     assert (tmp_path / "a.reef").read_bytes() == b"old"
     pack(tmp_path / "a.safetensors", tmp_path / "a.reef", Settings(), force=True)
     with pytest.raises(ReefknotError, match="is a folder"):
-        unpack(tmp_path / "a.reef", tmp_path)
+        pack(tmp_path / "a.safetensors", tmp_path, Settings(), force=True)
 
 
 def test_inspect_accounts_for_every_byte(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 import reefknot
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
-from reefknot.packing.clustering import Counts, Plan, Settings, cluster, network_error
+from reefknot.packing.changes import network_error
+from reefknot.packing.clustering import Counts, Plan, Settings, cluster
 from reefknot.state import KeptTensor, TiedTensor
 
 RNG = np.random.default_rng(0)

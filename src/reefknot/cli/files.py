@@ -1,6 +1,7 @@
 """The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ _MAX_BYTES = click.option(
 @click.command()
 @click.argument("source", type=_EXISTING)
 @click.argument("target", type=_EXISTING)
+@click.option("--size", metavar="BYTES", help="Size of the whole file, such as 900KB or 12MB.")
+@click.option("--bits", type=float, help="The same as bits a weight, everything counted.")
+@click.option("--error", type=float, help="Relative error of the weights; of outputs with inputs.")
+@click.option("--model", "model_name", metavar="MODULE:FUNCTION", help="Makes the model of SOURCE.")
+@click.option(
+    "--inputs", metavar="MODULE:FUNCTION", help="Gives batches of unlabelled inputs for --model."
+)
+@click.option(
+    "--example", metavar="MODULE:FUNCTION", help="Gives one batch; random ones like it are used."
+)
+@click.option("--for-inference", is_flag=True, help="BatchNorm as scale and shift, in few bits.")
 @click.option(
     "--clusters", type=int, help="Shared values for each tensor (or the network), zero included."
 )
@@ -49,53 +61,120 @@ _MAX_BYTES = click.option(
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def pack(
-    source: Path, target: Path, clusters: int | None, density: float | None, scope: Any,
+    source: Path, target: Path, size: str | None, bits: float | None, error: float | None,
+    model_name: str | None, inputs: str | None, example: str | None, for_inference: bool,
+    clusters: int | None, density: float | None, scope: Any,
     keep: tuple[str, ...], min_size: int, effort: Any, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin) as a .reef file.
+    """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin, a folder) as a .reef file.
 
-    Without --clusters and --density nothing is changed: every value reads back bit for bit. With
-    them, one-dimensional and small tensors (biases, norm layers) are kept exactly all the same.
-    The metadata of a safetensors file is not kept.
+    Without options nothing is changed: every value reads back bit for bit. --size, --bits and
+    --error are one budget for the whole network, spent where it does the least harm. --clusters
+    and --density treat all tensors alike. Either way one-dimensional and small tensors (biases,
+    norm layers) are kept exactly. The metadata of a safetensors file is not kept.
+
+    With --model and --inputs each layer is packed for what it gets, and files are several times
+    smaller for the same outputs.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from reefknot.errors import ConfigError
+    from reefknot.packing.budget import Budget
     from reefknot.packing.clustering import Settings
     from reefknot.packing.pack import pack as pack_file
 
     settings = Settings(clusters, density, scope, keep, min_size)
-    columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    asked = (None if size is None else _num_bytes(size), bits, error)
+    budget = None if asked == (None, None, None) else Budget(*asked)
+    columns = (TextColumn("packing"), BarColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
         task = progress.add_task("pack", total=None)
-        packed = pack_file(
-            source, target, settings, effort=effort, force=force,
-            on_bytes=lambda done, total: progress.update(task, completed=done, total=total),
-        )  # fmt: skip
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        if model_name is None:
+            if inputs or example or for_inference:
+                raise ConfigError("--inputs, --example and --for-inference need a --model")
+            packed = pack_file(
+                source, target, settings, budget=budget, effort=effort, force=force,
+                on_bytes=on_progress,
+            )  # fmt: skip
+        else:
+            if budget is None or not settings.lossless or not (inputs or example):
+                raise ConfigError(
+                    "--model needs --inputs or --example, one of --size, --bits and --error, and "
+                    "neither --clusters nor --density"
+                )
+            packed = _pack_model(
+                source, target, model_name, force=force, inputs=inputs, example=example,
+                size=budget.size, bits=bits, error=error, for_inference=for_inference,
+                keep=keep, min_size=min_size, effort=effort, on_progress=on_progress,
+            )  # fmt: skip
     if as_json:
         rows = [vars(change) for change in packed.changes]
         click.echo(json.dumps({
             "original_bytes": packed.original_bytes, "file_bytes": packed.file_bytes,
             "rate_file": packed.rate_file, "relative_error": packed.relative_error,
             "warnings": packed.warnings, "metadata_left_out": packed.metadata_left_out,
-            "tensors": rows,
+            "outputs": packed.outputs and vars(packed.outputs), "tensors": rows,
         }))  # fmt: skip
-    elif settings.lossless:
+    elif settings.lossless and budget is None:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
         count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
         click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
     else:
         _print(_changes(packed))
         click.echo(f"{_sizes(packed)}, wrote {plain(target)}")
+        if packed.outputs is not None:
+            click.echo(str(packed.outputs))
     if packed.metadata_left_out:
         keys = ", ".join(plain(key) for key in packed.metadata_left_out[:5])
         keys += ", ..." * (len(packed.metadata_left_out) > 5)
         click.echo(f"reefknot: the metadata of {plain(source)} is not kept: {keys}", err=True)
     for sentence in packed.warnings:
         click.echo(f"reefknot: warning: {plain(sentence)}", err=True)
+
+
+def _pack_model(
+    source: Path, target: Path, model_name: str, *, force: bool, inputs: str | None,
+    example: str | None, **options: Any,
+) -> Any:  # fmt: skip
+    """Pack the model that a user's function makes, with the weights of a checkpoint."""
+    from reefknot.errors import ConfigError
+    from reefknot.packing.models import load_checkpoint
+    from reefknot.packing.models import pack as pack_model
+    from reefknot.packing.pack import refuse_to_replace
+    from reefknot.tensorfile import files_of
+    from reefknot.zoo import NETWORKS, resolve
+
+    refuse_to_replace(target, force, files_of(source))
+    model = resolve(model_name, NETWORKS, "network")()
+    load_checkpoint(model, source)
+    given: dict[str, Any] = {}
+    for key, name in (("inputs", inputs), ("example_input", example)):
+        if name is not None:
+            given[key] = resolve(name, {}, "function of inputs")()
+    if len(given) > 1:
+        raise ConfigError("name --inputs or --example, not both")
+    return pack_model(model, target, **given, **options)
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def _num_bytes(text: str) -> int:
+    """The bytes that a size such as 900KB or 1.5 MB means; K is a thousand."""
+    found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    if found is None:
+        raise click.BadParameter(
+            f"{text!r} is not a size such as 900KB or 12MB", param_hint="--size"
+        )
+    return int(float(found[1].replace(",", "").replace("_", "")) * _UNITS[found[2]])
 
 
 def _sizes(packed: Any) -> str:
@@ -107,15 +186,19 @@ def _changes(packed: Any) -> Any:
     """A table of what was done to each tensor, with one line for the network at its end."""
     from rich.text import Text
 
-    table = _table("tensor", "what was done", "relative L2 error", "largest error", text=2)
+    budget = any(change.bits is not None for change in packed.changes)
+    titles = ["bits a weight"] * budget + ["relative L2 error", "largest error"]
+    table = _table("tensor", "what was done", *titles, text=2)
     for change in packed.changes:
-        errors = (f"{e:.3g}" for e in (change.relative_error, change.largest_error))
-        table.add_row(Text(plain(change.name)), change.done, *errors)
+        errors = [f"{e:.3g}" for e in (change.relative_error, change.largest_error)]
+        bits = ["" if change.bits is None else f"{change.bits:.2f}"] * budget
+        table.add_row(Text(plain(change.name)), change.done, *bits, *errors)
     table.add_section()
     largest = max((change.largest_error for change in packed.changes), default=0.0)
     table.add_row(
-        "the whole network", _sizes(packed), f"{packed.relative_error:.3g}", f"{largest:.3g}"
-    )
+        "the whole network", _sizes(packed), *[f"{packed.bits:.2f}"] * budget,
+        f"{packed.relative_error:.3g}", f"{largest:.3g}",
+    )  # fmt: skip
     return table
 
 
@@ -125,7 +208,7 @@ def _changes(packed: Any) -> Any:
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @_MAX_BYTES
 def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> None:
-    """Write a .reef file as a .safetensors file."""
+    """Write a .reef file as a .safetensors file, in a folder as model.safetensors."""
     from reefknot.packing.pack import unpack as unpack_file
 
     size = unpack_file(source, target, force=force, max_bytes=_limit(max_bytes))

@@ -13,8 +13,7 @@ are few bytes, and networks do not survive their loss.
 
 import fnmatch
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +23,17 @@ import numpy as np
 from reefknot.dtypes import DTYPES, DType, is_zero
 from reefknot.errors import ConfigError, ReefknotError, did_you_mean
 from reefknot.kernels.kmeans1d import kmeans1d, nearest
+from reefknot.packing.changes import (
+    CHUNK,
+    NOT_FINITE,
+    Change,
+    Loss,
+    from_numbers,
+    is_finite,
+    parts_of,
+    to_numbers,
+    warnings_about,
+)
 from reefknot.state import MAX_CODEBOOK, Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import reader_of
 
@@ -31,53 +41,11 @@ Scope = Literal["tensor", "network"]
 Tensor = KeptTensor | TiedTensor
 MANY = 1 << 17  # values, from which on they are counted in bins
 BIN_BITS = 21  # of a value that decide its bin: of a float32 sign, exponent and 12 bits of fraction
-CHUNK = 1 << 20
 FEW_VALUES = 4096  # with more distinct values than this, coding by index does not pay
 MIN_SIZE = 1_024
-MUCH_ENERGY = 0.1  # of a tensor, the sum of its squares: losing more is worth a warning
 _CAN_BE_TIED = ("F32", "F16", "BF16", "F64")
 
-_NOT_FINITE = "has values that are not finite"
-
 log = logging.getLogger("reefknot")
-
-
-@dataclass(frozen=True)
-class Change:
-    """What was done to one tensor, and the error that it brought."""
-
-    name: str
-    done: str
-    relative_error: float = 0.0  # L2 norm of the change over that of the tensor
-    largest_error: float = 0.0
-    norm: float = 0.0  # L2 norm of the tensor, unless it was kept
-
-
-def network_error(changes: Iterable[Change]) -> float:
-    """The L2 norm of all changes over that of all tensors that were not kept."""
-    rows = [change for change in changes if change.norm]
-    unit = max((change.norm for change in rows), default=1.0)
-    norm = math.hypot(*(change.norm / unit for change in rows))
-    return math.hypot(*(c.relative_error * (c.norm / unit) for c in rows)) / norm if norm else 0.0
-
-
-def warnings_about(changes: Sequence[Change]) -> list[str]:
-    """What people should know about before they use the result: a sentence each."""
-    lost = [change for change in changes if change.relative_error**2 > MUCH_ENERGY]
-    lost.sort(key=lambda change: -change.relative_error)
-    found = []
-    if lost:
-        worst = [f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost[:8]]
-        named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
-        found.append(
-            f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
-            f"sum of their squares: {named}; outputs may be far off: allow more clusters or a "
-            "higher density, keep these, or train with tying"
-        )
-    odd = [repr(change.name) for change in changes if change.done.endswith(_NOT_FINITE)]
-    if odd:
-        found.append(f"NaN or infinity is in {', '.join(odd)}, which is kept exactly")
-    return found
 
 
 @dataclass(frozen=True)
@@ -105,6 +73,20 @@ class Settings:
     def lossless(self) -> bool:
         """True if nothing may be changed."""
         return self.num_clusters is None and self.density is None
+
+    def why_kept(self, name: str, dtype: DType, values: np.ndarray) -> str:
+        """Why a tensor stays exact, in words; empty if it need not."""
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep):
+            return "asked for"
+        if not dtype.is_float:
+            return "not floating point"
+        if dtype.tag not in _CAN_BE_TIED:
+            return f"{dtype.tag} is small already"
+        if values.size < max(self.min_size, 1):
+            return "too small"
+        if values.ndim < 2 and self.min_size:
+            return "one-dimensional"
+        return "" if is_finite(values, dtype) else NOT_FINITE
 
 
 def cluster(
@@ -189,7 +171,7 @@ class Plan:
         if settings.lossless:
             plan._find_few(tensors)
         elif settings.scope == "network":
-            plan._fit_network([t for t in tensors if plan._why_kept(t[0], t[1], t[2]()) == ""])
+            plan._fit_network([t for t in tensors if settings.why_kept(t[0], t[1], t[2]()) == ""])
         return plan
 
     def tie(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
@@ -202,25 +184,12 @@ class Plan:
             return TiedTensor(name, self._few[name], _lookup(values, book)), Change(
                 name, "tied, nothing changed"
             )
-        reason = self._why_kept(name, dtype, values)
+        reason = self.settings.why_kept(name, dtype, values)
         if reason:
             return kept, Change(name, f"kept exactly: {reason}")
         if self.settings.scope == "network":
             return self._tie_to_network(name, dtype, values)
         return self._tie_alone(name, dtype, values)
-
-    def _why_kept(self, name: str, dtype: DType, values: np.ndarray) -> str:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.settings.keep):
-            return "asked for"
-        if not dtype.is_float:
-            return "not floating point"
-        if dtype.tag not in _CAN_BE_TIED:
-            return f"{dtype.tag} is small already"
-        if values.size < max(self.settings.min_size, 1):
-            return "too small"
-        if values.ndim < 2 and self.settings.min_size:
-            return "one-dimensional"
-        return "" if _is_finite(values, dtype) else _NOT_FINITE
 
     # -- lossless ---------------------------------------------------------------------------
 
@@ -423,32 +392,6 @@ def _some_go_to_zero(values: np.ndarray, centers: np.ndarray) -> bool:
     return bool((away >= np.abs(values / 2)).any())
 
 
-class _Error:
-    """What a tensor loses; summed in a power of two in which no square overflows or vanishes."""
-
-    def __init__(self, values: np.ndarray, dtype: DType) -> None:
-        largest = max((float(np.abs(part).max()) for _, part in _parts(values, dtype)), default=0.0)
-        self._unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
-        self._lost = self._norm = self._largest = 0.0
-
-    def add(self, before: np.ndarray, after: np.ndarray) -> None:
-        before = before / self._unit
-        away = np.abs(after / self._unit - before)
-        self._lost += float(away @ away)
-        self._norm += float(before @ before)
-        self._largest = max(self._largest, float(away.max()))
-
-    def change(self, name: str, done: str) -> Change:
-        most = float(np.finfo(np.float64).max)
-        return Change(
-            name,
-            done,
-            relative_error=(self._lost / self._norm) ** 0.5 if self._norm else 0.0,
-            largest_error=min(self._largest * self._unit, most),
-            norm=min(self._norm**0.5 * self._unit, most),
-        )
-
-
 def _tied(
     name: str, dtype: DType, values: np.ndarray, limit: float, book: Codebook, number: int
 ) -> tuple[Tensor, Change]:
@@ -458,8 +401,8 @@ def _tied(
         order = order[~book.zeros[order]]
     indices = np.empty(values.size, np.uint8 if len(book) <= 256 else np.uint16)
     zero = int(np.argmax(book.zeros)) if book.zeros.any() else -1
-    error = _Error(values, dtype)
-    for at, part in _parts(values, dtype):
+    error = Loss(values, dtype)
+    for at, part in parts_of(values, dtype):
         chosen = order[nearest(part, centers[order])]
         if zero >= 0:
             chosen[(np.abs(part) <= limit) | (part == 0)] = zero
@@ -475,23 +418,12 @@ def _only_pruned(
     if limit < 0:
         return KeptTensor(name, dtype, values), Change(name, "kept exactly")
     data = np.array(values, order="C")
-    flat, error = data.reshape(-1), _Error(values, dtype)
-    for at, part in _parts(values, dtype):
+    flat, error = data.reshape(-1), Loss(values, dtype)
+    for at, part in parts_of(values, dtype):
         gone = np.abs(part) <= limit
         flat[at : at + CHUNK][gone] = np.zeros((), dtype.storage)
         error.add(part, np.where(gone, 0.0, part))
     return KeptTensor(name, dtype, data), error.change(name, "pruned")
-
-
-def _parts(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:
-    """The elements as float64, some at a time, each with the number of its first."""
-    flat = values.reshape(-1)
-    for at in range(0, len(flat), CHUNK):
-        yield at, to_numbers(flat[at : at + CHUNK], dtype)
-
-
-def _is_finite(values: np.ndarray, dtype: DType) -> bool:
-    return all(np.isfinite(part).all() for _, part in _parts(values, dtype))
 
 
 def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:
@@ -502,19 +434,3 @@ def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:
     for at in range(0, len(flat), CHUNK):
         result[at : at + CHUNK] = np.searchsorted(known, flat[at : at + CHUNK])
     return result.reshape(values.shape)
-
-
-def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Elements as float64."""
-    if dtype.tag == "BF16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):  # signalling NaN is no reason to warn
-        return values.astype(np.float64)
-
-
-def from_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """The nearest elements of a type, which must be able to hold them."""
-    if dtype.tag == "BF16":
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return values.astype(dtype.storage)

@@ -5,23 +5,23 @@ Gives     a file, and what was done to each tensor. Memory is needed for the lar
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from reefknot.errors import ReefknotError
+import numpy as np
+
+from reefknot.dtypes import DType
+from reefknot.errors import ConfigError, ReefknotError
 from reefknot.files import check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
-from reefknot.packing.clustering import (
-    Change,
-    Plan,
-    Settings,
-    check_patterns,
-    network_error,
-    warnings_about,
-)
-from reefknot.state import TiedState, TiedTensor
+from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
+from reefknot.packing.changes import Change, network_error, warnings_about
+from reefknot.packing.clustering import Plan, Settings, Tensor, check_patterns
+from reefknot.state import Codebook, TiedState, TiedTensor
 from reefknot.tensorfile import (
     FoundTensor,
     files_of,
@@ -30,8 +30,18 @@ from reefknot.tensorfile import (
     write_safetensors,
 )
 
+if TYPE_CHECKING:
+    from reefknot.packing.outputs import OutputChange
+
 # What `unpack` writes is none of these.
 _OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".reef", ".npz", ".onnx", ".h5", ".gguf")
+
+IN_A_FOLDER = "model.safetensors"
+OnBytes = Callable[[int, int], None]  # (done, total)
+CLOSE = 0.985  # of the budget: a file that fills this much is good
+ATTEMPTS = 6
+MARGIN = 0.002  # of the budget, more with each attempt
+ALMOST_ALL = 0.5  # of the original bytes: with so much allowed, nothing may have to change
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,19 @@ class Packed:
     changes: tuple[Change, ...]
     original_bytes: int
     file_bytes: int
+    elements: int
     metadata_left_out: tuple[str, ...] = ()  # keys: version 1 of the format has no place for it
+    outputs: "OutputChange | None" = None  # where there were inputs
 
     @property
     def rate_file(self) -> float:
         """How many times smaller the file is than the elements."""
         return self.original_bytes / self.file_bytes
+
+    @property
+    def bits(self) -> float:
+        """Bits of the file for each element."""
+        return 8 * self.file_bytes / max(self.elements, 1)
 
     @property
     def relative_error(self) -> float:
@@ -59,66 +76,155 @@ class Packed:
         return warnings_about(self.changes)
 
 
+class Ties(Protocol):
+    """What a file is written from: a plan of `clustering`, or of `budget`."""
+
+    codebooks: list[Codebook]
+
+    def tie(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
+        """One tensor as it is to be stored."""
+
+
 def pack(
     source: Path | str,
     target: Path | str,
     settings: Settings | None = None,
     *,
+    budget: Budget | None = None,
     effort: Effort = "auto",
     force: bool = False,
-    on_bytes: Callable[[int, int], None] = lambda done, total: None,
+    on_bytes: OnBytes = lambda done, total: None,
 ) -> Packed:
     """Write a checkpoint as a `.reef` file; `on_bytes` hears how many bytes are done."""
-    settings = settings or Settings()
     refuse_to_replace(target, force, files_of(source))
     found = open_tensors(source)
+    packed = pack_tensors(found, target, settings or Settings(), budget, effort, on_bytes)
+    return replace(packed, metadata_left_out=metadata_of(source))
+
+
+def pack_tensors(
+    found: Sequence[FoundTensor], target: Path | str, settings: Settings, budget: Budget | None,
+    effort: Effort, on_bytes: OnBytes,
+) -> Packed:  # fmt: skip
+    """Write tensors that are read one by one: losslessly, clustered, or within a budget."""
     check_patterns(settings.keep, [tensor.name for tensor in found])
-    own = [tensor for tensor in found if not tensor.same_as]
-    aliases = {tensor.name: tensor.same_as for tensor in found if tensor.same_as}
-    plan = Plan.of(settings, [(tensor.name, tensor.dtype, tensor.read) for tensor in own])
-    total = sum(tensor.num_bytes for tensor in own)
-    small = sum(tensor.num_bytes // tensor.dtype.item_bytes for tensor in own) <= SOLID_ELEMENTS
-    changes: list[Change] = []
+    if budget is not None and not settings.lossless:
+        raise ConfigError("a budget (--size, --bits, --error) goes without --clusters, --density")
+    writer = Writer(found, effort, on_bytes)
     with writing_atomically(target) as file:
-        if small and effort != "fast":
+        if budget is None:
+            rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
+            changes, file_bytes = writer.write(file, Plan.of(settings, rows))
+        else:
+            changes, file_bytes = within_budget(writer, file, settings, budget)
+    return Packed(tuple(changes), writer.total, file_bytes, writer.elements)
+
+
+def within_budget(
+    writer: "Writer", file: BinaryIO, settings: Settings, budget: Budget
+) -> tuple[list[Change], int]:
+    """Write until the file fits: what an estimate missed is put right with what the coder took."""
+    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.own))
+    limit = budget.bytes_for(writer.elements)
+    if limit is None:
+        return _within_error(writer, file, plan, budget.error or 0.0)
+    if limit >= ALMOST_ALL * writer.total or plan.changes_nothing:
+        rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
+        lossless = writer.write(file, Plan.of(replace(settings), rows))
+        if lossless[1] <= limit:
+            return lossless
+    overhead = float(sum(t.num_bytes for t in writer.own if not plan.ties(t.name)))
+    best: tuple[int, float] = (-1, HIGHEST)
+    for attempt in range(ATTEMPTS):
+        # A little less than what is left, so that the last attempts fit.
+        goal = limit * (1 - MARGIN * attempt) - overhead
+        plan.at_level(plan.level_for_bytes(goal) if goal > 0 else HIGHEST)
+        changes, size = writer.write(file, plan)
+        if CLOSE * limit <= size <= limit:
+            return changes, size
+        if best[0] < size <= limit:
+            best = (size, plan.level)
+        if size > limit and plan.level == HIGHEST:
+            raise ConfigError(
+                f"{limit:,} bytes are too few: with every tied weight at zero the file has "
+                f"{size:,}, which biases, norms and what else is kept exactly take: allow more, "
+                "or tie them too (--min-size 0)"
+            )
+        overhead = size - plan.estimate(plan.level)  # what is kept, and what the coder saves
+    plan.at_level(best[1])
+    return writer.write(file, plan)
+
+
+def _within_error(
+    writer: "Writer", file: BinaryIO, plan: BudgetPlan, limit: float
+) -> tuple[list[Change], int]:
+    goal = limit
+    for _ in range(ATTEMPTS):
+        plan.at_level(plan.level_for_error(goal))
+        changes, size = writer.write(file, plan)
+        found = network_error(changes)
+        if CLOSE * limit <= found <= limit:
+            break
+        goal *= limit / found * (1 - MARGIN) if found else 1.0
+        if goal >= 1:
+            break
+    return changes, size
+
+
+class Writer:
+    """Writes the tensors of a checkpoint, as often as it is asked to, from its start."""
+
+    def __init__(self, found: Sequence[FoundTensor], effort: Effort, on_bytes: OnBytes) -> None:
+        self.own = [tensor for tensor in found if not tensor.same_as]
+        self._aliases = {tensor.name: tensor.same_as for tensor in found if tensor.same_as}
+        self.total = sum(tensor.num_bytes for tensor in self.own)
+        self.elements = sum(math.prod(tensor.shape) for tensor in self.own)
+        self._effort, self._on_bytes = effort, on_bytes
+
+    def write(self, file: BinaryIO, plan: Ties) -> tuple[list[Change], int]:
+        """Write all tensors; gives what was done to each, and the size of the file."""
+        file.seek(0)
+        file.truncate()
+        changes: list[Change] = []
+        if self.elements <= SOLID_ELEMENTS and self._effort != "fast":
             tensors = []
-            for tensor in own:
+            for tensor in self.own:
                 tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
                 tensors.append(tied)
                 changes.append(change)
-            data = encode(TiedState(tuple(plan.codebooks), tuple(tensors), aliases), effort)
-            file_bytes = file.write(data)
-            on_bytes(total, total)
-        else:
-            file_bytes = _stream(IndexedWriter(file, effort), own, plan, aliases, changes, on_bytes)
-    return Packed(tuple(changes), total, file_bytes, metadata_of(source))
+            state = TiedState(tuple(plan.codebooks), tuple(tensors), self._aliases)
+            file_bytes = file.write(encode(state, self._effort))
+            self._on_bytes(self.total, self.total)
+            return changes, file_bytes
+        return changes, self._stream(file, plan, changes)
 
-
-def _stream(
-    writer: IndexedWriter, found: list[FoundTensor], plan: Plan, aliases: dict[str, str],
-    changes: list[Change], on_bytes: Callable[[int, int], None],
-) -> int:  # fmt: skip
-    total, done, announced = sum(tensor.num_bytes for tensor in found), 0, 0
-    for tensor in found:
-        tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
-        while announced < len(plan.codebooks):
-            writer.add_codebook(plan.codebooks[announced])
-            announced += 1
-        if isinstance(tied, TiedTensor):
-            # Checked as a state would check it, without holding the others.
-            TiedState((*plan.codebooks[: tied.codebook + 1],), (tied,))
-        writer.add(tied)
-        changes.append(change)
-        done += tensor.num_bytes
-        on_bytes(done, total)
-    writer.finish(aliases)
-    return writer.bytes_written
+    def _stream(self, file: BinaryIO, plan: Ties, changes: list[Change]) -> int:
+        writer, done, announced = IndexedWriter(file, self._effort), 0, 0
+        for tensor in self.own:
+            tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
+            while announced < len(plan.codebooks):
+                writer.add_codebook(plan.codebooks[announced])
+                announced += 1
+            if isinstance(tied, TiedTensor):
+                # Checked as a state would check it, without holding the others.
+                TiedState((*plan.codebooks[: tied.codebook + 1],), (tied,))
+            writer.add(tied)
+            changes.append(change)
+            done += tensor.num_bytes
+            self._on_bytes(done, self.total)
+        writer.finish(self._aliases)
+        return writer.bytes_written
 
 
 def unpack(
     source: Path | str, target: Path | str, *, force: bool = False, max_bytes: int = MAX_BYTES
 ) -> int:
-    """Write a `.reef` file as a safetensors file; gives its size in bytes."""
+    """Write a `.reef` file as a safetensors file; gives its size in bytes.
+
+    In a folder that exists it is named as model hubs name it.
+    """
+    if Path(target).is_dir():
+        target = Path(target) / IN_A_FOLDER
     refuse_to_replace(target, force, [Path(source)])
     if Path(target).suffix.lower() in _OTHER_ENDINGS:
         raise ReefknotError(

@@ -1,0 +1,87 @@
+"""VGG-16 on CIFAR-10, packed with 1,000 unlabelled images and no training.
+
+    python benchmarks/packing_vgg.py PARENT.safetensors [--draws 0 1 2] [--prices 1.9e-8] [--images 1000]
+                                     [--validation] [--folder FOLDER] [--json FILE]
+
+For each draw of training images (labels are not looked at) and each price of a bit: the file, everything
+counted, and the error on the whole test set. `reefknot.pack(size=...)` finds the price by itself in two to
+four such passes; here it is given, so that a pass is enough for a point of the curve. Rows are added to the
+JSON file one by one. Settings were chosen on validation images (`--validation` looks at no test image).
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+import reefknot
+from reefknot.packing.clustering import Settings
+from reefknot.packing.models import DAMPING
+from reefknot.packing.network import Packer
+from reefknot.zoo import DATASETS, NETWORKS
+
+
+@torch.no_grad()
+def error(model, part):
+    wrong = sum(
+        int((model(x).argmax(1) != y).sum())
+        for x, y in zip(part.inputs.split(500), part.labels.split(500))
+    )
+    return 100 * wrong / len(part.labels)
+
+
+def parent(path):
+    model = NETWORKS["vgg-16"]()
+    state = load_file(path)
+    model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})
+    return model.eval()
+
+
+def row(model, part, images, draw, price, folder):
+    start = time.time()
+    packer = Packer(model, list(images.split(64)), Settings(), DAMPING, for_inference=True)
+    packed, _ = packer.at(price)
+    path = folder / f"vgg-16-{draw}-{price:g}.reef"
+    file_bytes = reefknot.save(reefknot.cluster(packed.state_dict()), path)
+    seconds = time.time() - start
+    print(f"{path}: {file_bytes:,} bytes after {seconds:.0f} s", flush=True)
+    packed.load_state_dict(reefknot.load(path))  # what is measured is what was stored
+    weights = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("bn"))
+    return {
+        "draw": draw, "images": len(images), "price": price, "bytes": file_bytes,
+        "bits a weight": 8 * file_bytes / weights, "error %": error(packed.eval(), part),
+        "seconds": seconds, "threads": torch.get_num_threads(),
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parent", type=Path)
+    parser.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--prices", type=float, nargs="+", default=[1.9e-8])
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--validation", action="store_true", help="look at no test image")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where files are written")
+    parser.add_argument("--json", type=Path, help="where rows are added")
+    given = parser.parse_args()
+    data, model = DATASETS["cifar10"](), parent(given.parent)
+    part = data.validation if given.validation else data.test
+    rows = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
+    for price in given.prices:
+        for draw in given.draws:
+            which = np.random.default_rng(draw).permutation(len(data.train.inputs))[: given.images]
+            rows.append(row(model, part, data.train.inputs[which], draw, price, given.folder))
+            print(rows[-1], flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print({"parent's error %": error(model, part)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""One budget for a whole checkpoint: which step each tensor gets, so that a bit is worth the same.
+
+Takes     tensors, and a size, bits a weight, or a relative error of the weights.
+Gives     a `BudgetPlan`, which ties each tensor when asked, as `clustering.Plan` does.
+Unaware   of files; what a file takes is told to it.
+
+Without inputs nobody knows what a tensor's error does to the outputs. The model here: the relative
+error that a tensor brings counts the same for every tensor, and so `error² / share` is equal over
+tensors, share being (its elements)^LARGER_IS_COARSER. Look-up tables, of which an input reads a few
+rows, may be coarser; position tables, which every input reads, finer.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from reefknot.dtypes import DType
+from reefknot.errors import ConfigError
+from reefknot.packing.changes import Change
+from reefknot.packing.clustering import Settings, Tensor
+from reefknot.packing.quantiser import COARSEST, FINEST, Histogram, Quantiser, entropy, quantise
+from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
+
+LARGER_IS_COARSER = 0.75
+COARSER_TABLE, FINER_TABLE = 2.0, 0.5  # of squared error: look-up tables, position tables
+MANY_ROWS = 4096  # a table of fewer is read from end to end
+STEPS = FINEST * 2.0 ** np.array([0, 2, 4, *np.arange(5, 11.01, 0.25)])
+BOOK_BYTES = 1.5  # of a value in a codebook
+_POSITIONS = re.compile(r"(^|[._])(wpe|pos|pos_?emb\w*|\w*position\w*|places)([._]|$)", re.I)
+_LOOK_UP = re.compile(r"embed|(^|[._])(wte|tok|tokens?|emb|vocab)([._]|$)", re.I)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a packed network may cost: exactly one of the three."""
+
+    size: int | None = None  # bytes of the file
+    bits: float | None = None  # 8 · bytes of the file / elements
+    error: float | None = None  # relative, of the weights, or of the outputs where inputs are given
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("size", "bits", "error") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                "name one of size (--size), bits (--bits) and error (--error), "
+                f"found {' and '.join(given) or 'none'}"
+            )
+        value = getattr(self, given[0])
+        if not math.isfinite(value) or value <= 0:
+            raise ConfigError(f"{given[0]} (--{given[0]}) is a number above 0, not {value}")
+        if self.error is not None and self.error >= 1:
+            raise ConfigError(f"error (--error) is relative and below 1, not {self.error}")
+
+    def bytes_for(self, elements: int) -> int | None:
+        """The size of the file that is asked for; None if an error is."""
+        if self.bits is not None:
+            return int(self.bits * elements / 8)
+        return self.size
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a tensor costs at each of STEPS."""
+
+    histogram: Histogram
+    bits: np.ndarray  # a weight
+    errors: np.ndarray  # squared, relative
+    share: float  # of the squared error that it may have
+
+    @classmethod
+    def of(cls, name: str, values: np.ndarray, dtype: DType) -> "Curve":
+        """Look at a tensor."""
+        histogram = Histogram.of(values, dtype)
+        found = [Quantiser.of(histogram, step) for step in STEPS]
+        bits = np.minimum.accumulate([q.bits + _book_bits(q) / values.size for q in found])
+        errors = np.maximum.accumulate([q.error for q in found])
+        return cls(histogram, bits, errors, share_of(name, values.shape))
+
+    def step_for(self, error: float) -> float:
+        """The step that brings this squared relative error."""
+        logs = np.log2(np.maximum(self.errors, 1e-12))
+        at = np.interp(math.log2(max(error, 1e-12)), logs, np.log2(STEPS))
+        return float(2.0**at) if error < self.errors[-1] else COARSEST
+
+    def bits_at(self, step: float) -> float:
+        """Bits a weight, by order-0 entropy."""
+        return float(np.interp(math.log2(step), np.log2(STEPS), self.bits))
+
+    def error_at(self, step: float) -> float:
+        """The squared relative error."""
+        logs = np.log2(np.maximum(self.errors, 1e-12))
+        return float(2.0 ** np.interp(math.log2(step), np.log2(STEPS), logs))
+
+
+def _book_bits(quantiser: Quantiser) -> float:
+    return 8 * BOOK_BYTES * len(quantiser.multiples)
+
+
+def share_of(name: str, shape: tuple[int, ...]) -> float:
+    """How much squared relative error a tensor may have beside others."""
+    share = math.prod(shape) ** LARGER_IS_COARSER
+    if _POSITIONS.search(name):
+        return share * FINER_TABLE
+    is_table = len(shape) == 2 and shape[0] >= MANY_ROWS and _LOOK_UP.search(name)
+    return share * (COARSER_TABLE if is_table else 1.0)
+
+
+class BudgetPlan:
+    """Steps for all tensors of a checkpoint; `level` is all that there is to choose."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.codebooks: list[Codebook] = []
+        self.level = 0.0  # log2 of squared relative error over share
+        self._curves: dict[str, Curve] = {}
+
+    @classmethod
+    def of(
+        cls, settings: Settings, tensors: Iterable[tuple[str, DType, np.ndarray]]
+    ) -> "BudgetPlan":
+        """Look at every tensor once."""
+        plan = cls(settings)
+        for name, dtype, values in tensors:
+            if not settings.why_kept(name, dtype, values):
+                plan._curves[name] = Curve.of(name, values, dtype)
+        return plan
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether there is no tensor that may be changed."""
+        return not self._curves
+
+    def ties(self, name: str) -> bool:
+        """Whether a tensor is among those that are tied."""
+        return name in self._curves
+
+    def at_level(self, level: float) -> None:
+        """Begin again with this level."""
+        self.level, self.codebooks = level, []
+
+    def level_for_bytes(self, num_bytes: float) -> float:
+        """The level at which the tensors that are tied take this many bytes, as estimated."""
+        return _bisect(lambda level: -self.estimate(level), -num_bytes)
+
+    def level_for_error(self, error: float) -> float:
+        """The level of this relative error of all weights that are tied."""
+        return _bisect(self._error, error * error)
+
+    def estimate(self, level: float) -> float:
+        """Bytes of the tied tensors, by order-0 entropy."""
+        each = (c.bits_at(self._step(c, level)) * c.histogram.size for c in self._curves.values())
+        return sum(each) / 8
+
+    def _step(self, curve: Curve, level: float) -> float:
+        return curve.step_for(2.0**level * curve.share)
+
+    def _error(self, level: float) -> float:
+        lost = norm = 0.0
+        unit = max((c.histogram.rms for c in self._curves.values()), default=1.0) or 1.0
+        for curve in self._curves.values():
+            energy = curve.histogram.size * (curve.histogram.rms / unit) ** 2
+            lost += energy * curve.error_at(self._step(curve, level))
+            norm += energy
+        return lost / norm if norm else 0.0
+
+    def tie(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
+        """One tensor as it is to be stored."""
+        if name not in self._curves:
+            reason = self.settings.why_kept(name, dtype, values)
+            return KeptTensor(name, dtype, values), Change(name, f"kept exactly: {reason}")
+        curve = self._curves[name]
+        step = self._step(curve, self.level)
+        book, indices, loss = quantise(values, dtype, curve.histogram, step)
+        self.codebooks.append(book)
+        tensor = TiedTensor(name, len(self.codebooks) - 1, indices)
+        change = loss.change(name, f"tied to {len(book):,} values")
+        return tensor, replace(change, bits=entropy(occurrences(indices, len(book))))
+
+
+LOWEST, HIGHEST = -60.0, 4.0
+
+
+def _bisect(rising: Callable[[float], float], target: float) -> float:
+    """Where a function that does not fall reaches a target."""
+    low, high = LOWEST, HIGHEST
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < target else (low, middle)
+    return high

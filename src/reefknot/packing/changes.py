@@ -1,0 +1,115 @@
+"""What packing did to each tensor, and what it lost: counted the same way however it was done.
+
+Takes     a tensor's elements before and after, some at a time.
+Gives     a `Change` for each tensor, the error of the whole, and warnings in words.
+Unaware   of how values were chosen.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reefknot.dtypes import DType
+
+CHUNK = 1 << 20
+MUCH_ENERGY = 0.1  # of a tensor, the sum of its squares: losing more is worth a warning
+NOT_FINITE = "has values that are not finite"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was done to one tensor, and the error that it brought."""
+
+    name: str
+    done: str
+    relative_error: float = 0.0  # L2 norm of the change over that of the tensor
+    largest_error: float = 0.0
+    norm: float = 0.0  # L2 norm of the tensor, unless it was kept
+    bits: float | None = None  # a weight, by the order-0 entropy of its values
+
+
+def network_error(changes: Iterable[Change]) -> float:
+    """The L2 norm of all changes over that of all tensors that were not kept."""
+    rows = [change for change in changes if change.norm]
+    unit = max((change.norm for change in rows), default=1.0)
+    norm = math.hypot(*(change.norm / unit for change in rows))
+    return math.hypot(*(c.relative_error * (c.norm / unit) for c in rows)) / norm if norm else 0.0
+
+
+def warnings_about(changes: Sequence[Change]) -> list[str]:
+    """What people should know about before they use the result: a sentence each."""
+    lost = [change for change in changes if change.relative_error**2 > MUCH_ENERGY]
+    lost.sort(key=lambda change: -change.relative_error)
+    found = []
+    if lost:
+        worst = [f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost[:8]]
+        named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
+        found.append(
+            f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
+            f"sum of their squares: {named}; outputs may be far off: allow more clusters or a "
+            "higher density, keep these, or train with tying"
+        )
+    odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
+    if odd:
+        found.append(f"NaN or infinity is in {', '.join(odd)}, which is kept exactly")
+    return found
+
+
+class Loss:
+    """What a tensor loses; summed in a power of two in which no square overflows or vanishes."""
+
+    def __init__(self, values: np.ndarray, dtype: DType) -> None:
+        largest = max(
+            (float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0.0
+        )
+        self._unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
+        self._lost = self._norm = self._largest = 0.0
+
+    def add(self, before: np.ndarray, after: np.ndarray) -> None:
+        """Count some elements."""
+        before = before / self._unit
+        away = np.abs(after / self._unit - before)
+        self._lost += float(away @ away)
+        self._norm += float(before @ before)
+        self._largest = max(self._largest, float(away.max()))
+
+    def change(self, name: str, done: str) -> Change:
+        """What all that was counted comes to."""
+        most = float(np.finfo(np.float64).max)
+        return Change(
+            name,
+            done,
+            relative_error=(self._lost / self._norm) ** 0.5 if self._norm else 0.0,
+            largest_error=min(self._largest * self._unit, most),
+            norm=min(self._norm**0.5 * self._unit, most),
+        )
+
+
+def parts_of(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:
+    """The elements as float64, some at a time, each with the number of its first."""
+    flat = values.reshape(-1)
+    for at in range(0, len(flat), CHUNK):
+        yield at, to_numbers(flat[at : at + CHUNK], dtype)
+
+
+def is_finite(values: np.ndarray, dtype: DType) -> bool:
+    """Whether no element is NaN or infinite."""
+    return all(np.isfinite(part).all() for _, part in parts_of(values, dtype))
+
+
+def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements as float64."""
+    if dtype.tag == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):  # signalling NaN is no reason to warn
+        return values.astype(np.float64)
+
+
+def from_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """The nearest elements of a type, which must be able to hold them."""
+    if dtype.tag == "BF16":
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return values.astype(dtype.storage)

@@ -1,0 +1,133 @@
+"""Rate-aware error feedback: one matrix, quantised for the inputs that it gets.
+
+Takes     weights (out, in), the second moments of their inputs, and the price of a bit.
+Gives     a multiple of one step for each weight.
+Unaware   of layers, networks and files.
+
+Columns go in order. The error that a column makes is handed on to the columns that follow, which
+can undo the part that their inputs share with it: with H = R·D·Rᵀ, R upper triangular with ones on
+its diagonal, column k aims at w_k + Σ_{i<k} (w_i − q_i)·R_ik, and what it misses costs D_k times
+its square (Frantar et al. 2022, GPTQ; Chee et al. 2023, in this form). Of the nearest multiple, the
+next one towards zero, and zero, each weight takes what has the least D_k · miss² / variance +
+price · bits, bits being what the multiple costs beside a zero in this row and column.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from reefknot.packing.quantiser import BIT_WORTH, significant
+
+BLOCK = 128  # columns whose errors are handed on together
+MOST = 1000  # steps away from zero
+STEP_BITS = 8  # of a step, so that its multiples are short numbers
+SAMPLE = 96  # rows that tell how frequent each multiple will be
+PRIOR = 8.0  # elements that the frequency in a row or a column is shrunk with
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A quantised matrix: weights are `step · multiples`."""
+
+    multiples: np.ndarray  # (out, in), int16
+    step: float
+    error: float  # squared, of the outputs, over their variance
+
+    def values(self) -> np.ndarray:
+        """The weights."""
+        return self.multiples.astype(np.float32) * np.float32(self.step)
+
+    def counts(self) -> np.ndarray:
+        """How often each multiple occurs, from -MOST to MOST."""
+        return np.bincount(self.multiples.ravel().astype(np.int64) + MOST, minlength=2 * MOST + 1)
+
+
+def feedback(
+    weights: np.ndarray, moments: torch.Tensor, variance: float, price: float, damping: float
+) -> Fed:
+    """Quantise a matrix.
+
+    Args:
+        weights: (out, in), float32.
+        moments: second moments of the inputs, (in, in); changed.
+        variance: of the outputs, summed over all of them.
+        price: of a bit, in squared error over variance.
+        damping: what is added to the diagonal of the moments, over its mean.
+    """
+    mean = float(moments.diagonal().mean()) or 1.0
+    moments.diagonal().add_(damping * mean)
+    order = torch.argsort(moments.diagonal(), descending=True, stable=True)
+    back = torch.argsort(order).numpy()
+    spread, factors = _decompose(moments[order][:, order])
+    columns = np.ascontiguousarray(weights[:, order.numpy()])
+    cost = spread / max(variance, 1e-30)
+    step = math.sqrt(price / (BIT_WORTH * float(cost.mean())))
+    rms = math.sqrt(float(np.mean(np.square(columns, dtype=np.float64)))) or 1.0
+    step = float(significant(np.array(min(max(step, rms / 128), 16 * rms)), STEP_BITS))
+    rows = np.linspace(0, len(columns) - 1, min(SAMPLE, len(columns))).astype(np.int64)
+    near = np.clip(np.rint(columns[rows] / step), -MOST, MOST).astype(np.int16)
+    for part in (columns[rows], columns):
+        near, missed = _walk(part, factors, cost, step, price, near)
+    error = float((np.square(missed, dtype=np.float64) * cost).sum())
+    return Fed(np.ascontiguousarray(near[:, back]), step, error)
+
+
+def _decompose(moments: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """D and R of H = R·D·Rᵀ, R being upper triangular with ones on its diagonal."""
+    flipped = moments.flip(0, 1)
+    lower, failed = torch.linalg.cholesky_ex(flipped)
+    if int(failed):  # too near to singular for this precision
+        lower = torch.linalg.cholesky(flipped.double()).float()
+    upper = lower.flip(0, 1)
+    scale = upper.diagonal()
+    return scale.square().double().numpy(), (upper / scale).contiguous().numpy()
+
+
+def _walk(
+    weights: np.ndarray, factors: np.ndarray, cost: np.ndarray, step: float, price: float,
+    known: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Multiples for all columns in order, by frequencies in `known`; and what each missed."""
+    counts = np.bincount(known.ravel().astype(np.int64) + MOST, minlength=2 * MOST + 1)
+    bits = (-np.log2((counts + 1e-3) / counts.sum())).astype(np.float32)
+    share = float(np.mean(known != 0))
+    share = min(max(share, 1e-5), 1 - 1e-5)
+    in_columns = ((known != 0).sum(0) + PRIOR * share) / (len(known) + PRIOR)
+    # Beside zero: what the size costs, and what being there costs, which follows row and column.
+    sizes = bits - bits[MOST] + np.float32(math.log2(share / (1 - share)))
+    sizes[MOST] = 0
+    own = _logit(in_columns) - _logit(share)
+    height, width = weights.shape
+    chosen = np.zeros((height, width), np.int16)
+    errors, missed = np.zeros((height, width), np.float32), np.zeros((height, width), np.float32)
+    living = np.zeros(height, np.float32)  # non-zeros so far, in each row
+    for begin in range(0, width, BLOCK):
+        end = min(begin + BLOCK, width)
+        aims = weights[:, begin:end] + errors[:, :begin] @ factors[:begin, begin:end]
+        for j in range(begin, end):
+            aim = aims[:, j - begin]
+            if j > begin:
+                aim += errors[:, begin:j] @ factors[begin:j, j]
+            near = np.clip(np.rint(aim / step), -MOST, MOST)
+            lower = near - np.sign(near)
+            there = -(_logit((living + PRIOR * share) / (j + PRIOR)) + own[j])
+            ratio = np.float32(price / cost[j])
+            best, least = np.zeros_like(near), np.square(aim)
+            for option in (lower, near):
+                paid = np.square(aim - option * np.float32(step)) + ratio * (
+                    sizes[option.astype(np.int64) + MOST] + there
+                )
+                better = (paid < least) & (option != 0)
+                best, least = np.where(better, option, best), np.where(better, paid, least)
+            chosen[:, j] = best
+            living += best != 0
+            quantised = best * np.float32(step)
+            missed[:, j] = aim - quantised
+            errors[:, j] = weights[:, j] - quantised
+    return chosen, missed
+
+
+def _logit(share: np.ndarray | float) -> np.ndarray:
+    return np.log2(share / (1 - np.minimum(share, 0.999))).astype(np.float32)

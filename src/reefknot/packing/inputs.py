@@ -1,0 +1,60 @@
+"""Random inputs for a network whose real ones nobody has.
+
+Takes     a model and one batch of example inputs.
+Gives     batches of the same shapes: images and sounds with a natural spectrum, token ids.
+Unaware   of packing.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INPUTS, BATCH = 512, 64
+CORRELATION = 0.9  # of the channels of an image
+
+
+def random_batches(model: nn.Module, example: Any) -> list[Any]:
+    """Batches like the example; ids stay within the smallest look-up table of the model."""
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    generator = torch.Generator().manual_seed(0)
+    most = max(tables, default=0)
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return copy.copy(value)
+        shape = (BATCH, *value.shape[1:])
+        if value.is_floating_point():
+            return natural(shape, generator).to(value.dtype)
+        if int(value.min()) == int(value.max()) or int(value.max()) <= 1:  # a mask, a type
+            return value[:1].expand(shape).clone()
+        high = most or int(value.max()) + 1
+        return torch.randint(high, shape, generator=generator).to(value.dtype)
+
+    def batch() -> Any:
+        if isinstance(example, dict):
+            return {key: like(value) for key, value in example.items()}
+        return tuple(like(value) for value in example)
+
+    return [batch() for _ in range(INPUTS // BATCH)]
+
+
+def natural(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Noise of mean 0 and variance 1 whose amplitude falls as 1/f along all but two dimensions.
+
+    The second dimension is that of channels, which are alike; with two dimensions it is white.
+    """
+    noise = torch.randn(shape, generator=generator)
+    if len(shape) < 3:
+        return noise
+    common = torch.randn((shape[0], 1, *shape[2:]), generator=generator)
+    noise = CORRELATION**0.5 * common + (1 - CORRELATION) ** 0.5 * noise
+    dims = tuple(range(2, len(shape)))
+    squared = torch.zeros(shape[2:])
+    for at, size in enumerate(shape[2:]):
+        axis = torch.fft.fftfreq(size) * size
+        squared += axis.square().reshape([-1 if d == at else 1 for d in range(len(dims))])
+    spectrum = squared.clamp(min=1).rsqrt()
+    made = torch.fft.ifftn(torch.fft.fftn(noise, dim=dims) * spectrum, dim=dims).real
+    return (made - made.mean()) / made.std().clamp(min=1e-6)

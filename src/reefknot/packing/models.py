@@ -1,0 +1,303 @@
+"""`reefknot.pack`: a model or a state dict to a small file, with inputs or without.
+
+Takes     what people have: a module or its tensors, a budget, inputs if there are any.
+Gives     a `.reef` file, and a `Packed` that tells what was done and what it did to the outputs.
+Unaware   of training; the model itself is never changed.
+"""
+
+import copy
+import inspect
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import ConfigError, ReefknotError
+from reefknot.files import write_atomically
+from reefknot.format.write import Effort
+from reefknot.packing.budget import Budget
+from reefknot.packing.changes import Change
+from reefknot.packing.clustering import MIN_SIZE, Plan, Settings, check_patterns
+from reefknot.packing.inputs import random_batches
+from reefknot.packing.network import Packer
+from reefknot.packing.outputs import OutputChange, change_of_outputs
+from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors
+from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
+from reefknot.tensors import to_tensor
+
+DAMPING, RANDOM_DAMPING = 0.05, 0.2  # with inputs, with random ones
+PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # over a network, and over one of few elements
+CLOSE = 0.97  # of the budget: a file that fills this much is good
+HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
+FIRST_PRICE = 1 / 60  # of what theory says: inputs are correlated, and errors undo each other
+
+OnProgress = Callable[[int, int], None]
+
+
+def pack(
+    model: nn.Module | Mapping[str, Any],
+    path: Path | str,
+    *,
+    size: int | None = None,
+    bits: float | None = None,
+    error: float | None = None,
+    inputs: Iterable[Any] | None = None,
+    example_input: Any = None,
+    for_inference: bool = False,
+    keep: Sequence[str] = (),
+    min_size: int = MIN_SIZE,
+    effort: Effort = "auto",
+    on_progress: OnProgress = lambda done, total: None,
+) -> Packed:
+    """Write a network to a `.reef` file within one budget for the whole of it.
+
+    Args:
+        model: a module, or its state dict; neither is changed.
+        path: the file, which is replaced if it exists.
+        size: bytes of the file.
+        bits: the same as bits for each element, everything counted.
+        error: relative L2 error of the outputs with inputs, of the weights without.
+        inputs: batches as a DataLoader gives them, without labels: tensors, tuples that begin with
+            what the model requires, or dicts of its arguments. Some hundred inputs are enough.
+        example_input: one batch; without inputs, random ones like it take their place.
+        for_inference: write BatchNorm as scale and shift alone, in few bits: a tenth of the bytes,
+            the same outputs, but the network must not be trained further.
+        keep: patterns of names (`*.bias`) that stay exact.
+        min_size: tensors with fewer elements stay exact, and so do those of one dimension.
+        effort: how hard the coder tries: see `save`.
+        on_progress: hears how much is done, of how much, in each pass.
+
+    Without a budget nothing is changed. With inputs each layer is packed for what it gets, which
+    makes files several times smaller for the same outputs.
+    """
+    settings = Settings(keep=tuple(keep), min_size=min_size)
+    budget = None if size is bits is error is None else Budget(size, bits, error)
+    given = inputs is not None or example_input is not None
+    if isinstance(model, nn.Module):
+        model = _unwrapped(model)
+    elif not isinstance(model, Mapping):
+        raise ReefknotError(f"pack takes a module or a state dict, found {type(model).__name__}")
+    elif given or for_inference:
+        raise ConfigError("inputs, example_input and for_inference need the model, not its tensors")
+    if not isinstance(model, nn.Module) or budget is None or not given:
+        if for_inference:
+            raise ConfigError("for_inference needs a budget, and inputs or an example_input")
+        tensors = model.state_dict() if isinstance(model, nn.Module) else model
+        return pack_tensors(found_of(tensors), path, settings, budget, effort, on_progress)
+    check_patterns(keep, list(model.state_dict()))
+    if inputs is not None:
+        batches, damping = [_arguments(model, batch) for batch in _listed(inputs)], DAMPING
+    else:
+        batches, damping = random_batches(model, _arguments(model, example_input)), RANDOM_DAMPING
+    used, held_back = _split(batches)
+    if (whole := _lossless(model, budget, path, effort)) is not None:
+        return whole
+    model = copy.deepcopy(model).cpu().eval()
+    packer = Packer(model, used, settings, damping, for_inference, on_site=on_progress)
+    data, packed = _Search(packer, budget, effort, held_back).run()
+    write_atomically(path, data)
+    if packed.outputs is not None and inputs is None:
+        packed = replace(packed, outputs=replace(packed.outputs, random=True))
+    return packed
+
+
+def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort) -> Packed | None:
+    """The model as it is, where that fits a budget."""
+    found = found_of(model.state_dict())
+    writer = Writer(found, effort, lambda done, total: None)
+    limit = budget.bytes_for(writer.elements)
+    if limit is None or limit < ALMOST_ALL * writer.total:
+        return None
+    file = io.BytesIO()
+    rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
+    changes, size = writer.write(file, Plan.of(Settings(), rows))
+    if size > limit:
+        return None
+    write_atomically(path, file.getvalue())
+    return Packed(tuple(changes), writer.total, size, writer.elements)
+
+
+def load_checkpoint(model: nn.Module, path: Path | str) -> None:
+    """Put the tensors of a checkpoint into a model, whatever float type they have."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"--model gave a {type(model).__name__}; a torch module was expected")
+    tensors = {t.name: to_tensor(t.read(), t.dtype) for t in open_tensors(path)}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} does not fit the model: {reason}") from error
+
+
+class _Search:
+    """Finds the price at which a network meets its budget, in few passes over it."""
+
+    def __init__(
+        self, packer: Packer, budget: Budget, effort: Effort, held_back: list[Any]
+    ) -> None:
+        self._packer, self._effort, self._held_back = packer, effort, held_back
+        floats = [p for p in packer.model.parameters() if p.dtype != torch.float32]
+        # Half precision is slow on a CPU, and would be measured instead of packing.
+        self._reference = copy.deepcopy(packer.model).float() if floats else packer.model
+        found = found_of(packer.model.state_dict())
+        self._elements = sum(math.prod(tensor.shape) for tensor in found if not tensor.same_as)
+        self._limit = budget.bytes_for(self._elements)
+        self._error = budget.error or 0.0
+        self._points: list[
+            tuple[float, float]
+        ] = []  # (log2 of price, what is limited over its limit)
+
+    def run(self) -> tuple[bytes, Packed]:
+        """The largest file that fits, or the one with the largest error that is allowed."""
+        price = self._first_price()
+        limit = float(self._limit or self._error)
+        best: tuple[bytes, Packed] | None = None
+        for _ in range(PASSES if self._elements > SMALL else SMALL_PASSES):
+            data, packed = self._pass(price)
+            value = self._measured(packed)
+            if value <= limit and (best is None or self._measured(best[1]) < value):
+                best = data, packed
+            if CLOSE * limit <= value <= limit:
+                break
+            self._points.append((math.log2(price), value / limit))
+            price = self._next_price()
+        if best is None:
+            raise ConfigError(
+                f"what is limited to {limit:.4g} is {value:.4g} after {len(self._points)} passes; "
+                "what is kept exactly may take all of it: allow more"
+            )
+        return best
+
+    def _measured(self, packed: Packed) -> float:
+        if self._limit is not None:
+            return float(packed.file_bytes)
+        assert packed.outputs is not None
+        return packed.outputs.relative_error
+
+    def _first_price(self) -> float:
+        bits = 8 * self._limit / self._elements if self._limit else -math.log2(self._error)
+        layers = sum(1 for p in self._packer.model.parameters() if p.dim() > 1)
+        return 2 * math.log(2) * layers * 4.0**-bits * FIRST_PRICE / self._elements
+
+    def _next_price(self) -> float:
+        """Between the nearest points on either side, or a step beyond what is known."""
+        aim = (1 + CLOSE) / 2
+        over = [point for point in self._points if point[1] > 1]
+        under = [point for point in self._points if point[1] <= 1]
+        if over and under:
+            (x, y), (u, v) = min(over, key=lambda p: p[1]), max(under, key=lambda p: p[1])
+            share = min(max((y - aim) / (y - v), 0.05), 0.95)
+            return float(2.0 ** (x + share * (u - x)))
+        x, y = min(self._points, key=lambda point: abs(point[1] - aim))
+        slope = 0.5 if self._limit is None else -0.35  # of logarithms
+        return float(2.0 ** (x + 1.15 * min(max(math.log2(aim / max(y, 1e-9)) / slope, -6), 6)))
+
+    def _pass(self, price: float) -> tuple[bytes, Packed]:
+        model, changes = self._packer.at(price)
+        before, after = self._packer.model.state_dict(), model.state_dict()
+        tensors = {name: after[name].to(before[name].dtype) for name in before}
+        found = found_of(tensors, like=before)
+        writer = Writer(found, self._effort, lambda done, total: None)
+        file = io.BytesIO()
+        rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
+        plain, size = writer.write(file, Plan.of(Settings(), rows))
+        told = [changes.get(c.name) or _adjusted(c, before, tensors) for c in plain]
+        outputs = self._outputs(model)
+        packed = Packed(tuple(told), writer.total, size, writer.elements, outputs=outputs)
+        return file.getvalue(), packed
+
+    def _outputs(self, model: nn.Module) -> OutputChange:
+        return change_of_outputs(self._reference, model, self._held_back)
+
+
+def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Change:
+    if torch.equal(before[change.name], after[change.name]):
+        return change
+    return replace(change, done="made to fit the packed weights")
+
+
+def found_of(
+    tensors: Mapping[str, Any], like: Mapping[str, Any] | None = None
+) -> list[FoundTensor]:
+    """Tensors of a state dict as those of a file; names that share storage in `like` share it."""
+    found: list[FoundTensor] = []
+    owners: dict[Any, str] = {}
+    for name, value in tensors.items():
+        identity = reader_of(name, (like or tensors)[name])[0]
+        _, dtype, read = reader_of(name, value)
+        same = owners.setdefault(identity, name)
+        found.append(
+            FoundTensor(name, dtype, tuple(value.shape), read, "" if same == name else same)
+        )
+    return found
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside what torch.compile and data-parallel training put around it."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _listed(inputs: Iterable[Any]) -> list[Any]:
+    if isinstance(inputs, Tensor):
+        return list(inputs.split(64))
+    if isinstance(inputs, Mapping):
+        raise ConfigError("inputs are batches one after the other; put a single one in a list")
+    found = list(inputs)
+    if not found:
+        raise ConfigError("inputs hold no batch; some hundred inputs are enough")
+    return found
+
+
+def _arguments(model: nn.Module, batch: Any) -> Any:
+    """What a batch gives to the model: a tuple as many as it requires, a dict without labels."""
+    if isinstance(batch, Mapping):
+        return {k: _plain(v) for k, v in batch.items() if k not in ("labels", "label")}
+    if not isinstance(batch, tuple | list):
+        return (_plain(batch),)
+    kinds = inspect.Parameter
+    parameters = inspect.signature(model.forward).parameters.values()
+    required = [
+        p for p in parameters if p.default is kinds.empty and p.kind is not kinds.VAR_KEYWORD
+    ]
+    if not any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
+        batch = batch[: max(len(required), 1)]
+    return tuple(_plain(value) for value in batch)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor as the packer takes it: on the CPU, floats as float32."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    return value.float() if value.is_floating_point() else value
+
+
+def _split(batches: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Batches to pack with, and those that are held back; a single batch is cut in two."""
+    if len(batches) > 1:
+        held = -(-len(batches) // HELD_BACK)
+        return batches[:-held], batches[-held:]
+    batch = batches[0]
+    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    rows = min((len(v) for v in values if isinstance(v, Tensor) and v.dim()), default=0)
+    cut = rows - -(-rows // HELD_BACK)
+    if cut < 1:
+        return batches, batches
+
+    def part(which: slice) -> Any:
+        if isinstance(batch, dict):
+            return {k: v[which] if isinstance(v, Tensor) else v for k, v in batch.items()}
+        return tuple(v[which] if isinstance(v, Tensor) else v for v in batch)
+
+    return [part(slice(0, cut))], [part(slice(cut, rows))]

@@ -1,0 +1,153 @@
+"""A network packed for its inputs, without training: layer by layer, in the order they are used.
+
+Takes     a model, batches of unlabelled inputs, and the price of a bit.
+Gives     a copy of the model whose weights have few values, and what was done to each tensor.
+Unaware   of files and of budgets: one price for the whole network is the allocation.
+
+Each weight is packed for the inputs that it gets in the network that is packed so far; BatchNorm
+statistics are renewed on the way, and biases make up for the mean of what is lost. A tensor that
+is read, not multiplied (an embedding), or never met, is packed by its own values at the same price.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reefknot.dtypes import DTYPES
+from reefknot.packing.calibration import Moments, Network, Site
+from reefknot.packing.changes import Change, Loss
+from reefknot.packing.clustering import Settings
+from reefknot.packing.feedback import feedback
+from reefknot.packing.norms import Statistics, make_canonical, renew
+from reefknot.packing.quantiser import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantise
+from reefknot.tensors import dtype_for, to_array, to_tensor
+
+POSITIONS = 16_000  # inputs of a weight that are looked at
+
+
+@dataclass
+class Packer:
+    """Packs one model, at any price, as often as asked."""
+
+    model: nn.Module
+    batches: Sequence[Any]
+    settings: Settings
+    damping: float
+    for_inference: bool = False
+    positions: int = POSITIONS
+    on_site: Callable[[int, int], None] = lambda done, total: None
+    _statistics: dict[str, Statistics] = field(default_factory=dict)
+    _sites: list[Site] = field(default_factory=list)
+
+    @torch.no_grad()
+    def at(self, price: float) -> tuple[nn.Module, dict[str, Change]]:
+        """A packed copy of the model, and what was done to its weights."""
+        if not self._sites:
+            self._look()
+        packed = copy.deepcopy(self.model).float().eval()
+        network = Network(packed, list(self.batches))
+        network.generator.manual_seed(0)
+        sites = network.sites()
+        changes: dict[str, Change] = {}
+        for number, site in enumerate(sites):
+            if site.norm is not None:
+                if site.name in self._statistics:
+                    found = Statistics.of(network.inputs(site, sites, self.positions))
+                    renew(site.norm, self._statistics[site.name], found)
+            elif self._is_packed(site.name):
+                change = self._pack_site(network, site, sites, price)
+                changes[site.name] = _joined(changes.get(site.name), change)
+            self.on_site(number + 1, len(sites))
+        if self.for_inference:
+            for site in sites:
+                if site.norm is not None:
+                    make_canonical(site.norm, _bias_of(packed, site.after))
+        for name, weight in packed.named_parameters():
+            if name not in changes and self._is_packed(name):
+                changes[name] = self._pack_alone(name, weight, price)
+        return packed, changes
+
+    def _look(self) -> None:
+        """What the original network's norm layers get from these inputs."""
+        network = Network(copy.deepcopy(self.model).float().eval(), list(self.batches))
+        self._sites = network.sites()
+        for site in self._sites:
+            if site.norm is not None:
+                inputs = network.inputs(site, self._sites, self.positions)
+                self._statistics[site.name] = Statistics.of(inputs)
+
+    def _is_packed(self, name: str) -> bool:
+        weight = self.model.get_parameter(name)
+        return not self.settings.why_kept(name, dtype_for(weight.dtype), to_array(weight))
+
+    def _pack_site(
+        self, network: Network, site: Site, sites: Sequence[Site], price: float
+    ) -> Change:
+        moments = Moments()
+        for inputs in network.inputs(site, sites, self.positions):
+            moments.add(inputs)
+        assert moments.second is not None and moments.first is not None
+        weight = network.model.get_parameter(site.name)
+        rows = weight[site.first_row : site.first_row + site.rows].flatten(1)
+        second, mean = moments.second / moments.count, moments.first / moments.count
+        parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
+        centered = second - mean[:, :, None] * mean[:, None, :]
+        variance = float((torch.bmm(parts, centered) * parts).sum().clamp(min=1e-30))
+        loss = Loss(rows.numpy(), DTYPES["F32"])
+        counts = np.zeros(1, np.int64)
+        result = torch.empty_like(parts)
+        for group in range(site.groups):
+            fed = feedback(parts[group].numpy(), second[group], variance, price, self.damping)
+            result[group] = torch.from_numpy(fed.values())
+            counts = counts + fed.counts()
+        bias = _bias_of(network.model, site.name)
+        if bias is not None and len(bias) == weight.shape[0]:
+            missed = torch.bmm(parts - result, mean[:, :, None]).flatten()
+            bias[site.first_row : site.first_row + site.rows] += missed
+        before = rows.double().numpy().ravel().copy()
+        weight[site.first_row : site.first_row + site.rows] = (
+            result.view_as(weight[site.first_row : site.first_row + site.rows])
+            .to(self.model.get_parameter(site.name).dtype)
+            .float()
+        )
+        loss.add(before, result.double().numpy().ravel())
+        change = loss.change(site.name, f"tied to {int((counts > 0).sum()):,} values")
+        return replace(change, bits=entropy(counts))
+
+    def _pack_alone(self, name: str, weight: Tensor, price: float) -> Change:
+        original = self.model.get_parameter(name)
+        values, dtype = to_array(original), dtype_for(original.dtype)
+        histogram = Histogram.of(values, dtype)
+        step = math.sqrt(price * values.size / BIT_WORTH)  # the whole tensor's error counts as 1
+        book, indices, loss = quantise(values, dtype, histogram, min(max(step, FINEST), COARSEST))
+        weight.copy_(to_tensor(book.values[indices], dtype))
+        change = loss.change(name, f"tied to {len(book):,} values")
+        return replace(change, bits=entropy(np.bincount(indices.ravel())))
+
+
+def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
+    """The bias that belongs to a weight: of the same module, under the name that torch gives it."""
+    owner, _, name = weight.rpartition(".")
+    bias = getattr(model.get_submodule(owner), name.replace("weight", "bias"), None)
+    return bias if weight and isinstance(bias, nn.Parameter) and bias.dim() == 1 else None
+
+
+def _joined(one: Change | None, other: Change) -> Change:
+    """The change of a tensor whose parts were packed one after the other."""
+    if one is None:
+        return other
+    norm = math.hypot(one.norm, other.norm) or 1.0
+    lost = math.hypot(one.relative_error * one.norm, other.relative_error * other.norm)
+    return replace(
+        other,
+        relative_error=lost / norm,
+        largest_error=max(one.largest_error, other.largest_error),
+        norm=norm,
+        bits=((one.bits or 0.0) + (other.bits or 0.0)) / 2,
+    )

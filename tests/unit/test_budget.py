@@ -1,0 +1,166 @@
+"""One budget for a whole checkpoint: the quantiser, its allocation, the size of the file."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+import reefknot
+from reefknot.dtypes import DTYPES
+from reefknot.errors import ConfigError
+from reefknot.packing.budget import Budget, BudgetPlan, share_of
+from reefknot.packing.changes import from_numbers, network_error, to_numbers
+from reefknot.packing.clustering import Settings
+from reefknot.packing.pack import pack
+from reefknot.packing.quantiser import Histogram, Quantiser, quantise
+
+RNG = np.random.default_rng(0)
+GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
+F32 = DTYPES["F32"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    tensors = {
+        "a.weight": GAUSS,
+        "a.bias": RNG.normal(size=400).astype("<f4"),
+        "b.weight": RNG.laplace(0, 2, (100, 400)).astype("<f4"),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors", tensors
+
+
+@pytest.mark.parametrize("step", [0.1, 0.5, 1.0, 1.5])
+def test_a_gaussian_is_as_near_to_its_limit_as_theory_says(step):
+    # Entropy-coded uniform quantisation is at most 1.53 dB (0.254 bits) from rate-distortion.
+    histogram = Histogram.of(GAUSS, F32)
+    expected = Quantiser.of(histogram, step)
+    _book, indices, loss = quantise(GAUSS, F32, histogram, step)
+    error = loss.change("w", "").relative_error
+    counts = np.bincount(indices.ravel())
+    share = counts[counts > 0] / counts.sum()
+    bits = float(-(share * np.log2(share)).sum())
+    limit = -np.log2(error)
+    assert limit < bits < limit + 0.27
+    assert bits == pytest.approx(expected.bits, rel=0.02)
+    assert error**2 == pytest.approx(expected.error, rel=0.02)
+
+
+def test_values_are_the_means_of_their_bins_and_zero_is_zero():
+    book, indices, _ = quantise(GAUSS, F32, Histogram.of(GAUSS, F32), 1.0)
+    for k, value in enumerate(book.values.tolist()):
+        mean = float(GAUSS[indices == k].astype(np.float64).mean())
+        assert value == (0.0 if value == 0 else pytest.approx(mean, rel=0.02))
+    assert 0.0 in book.values
+
+
+def test_at_the_same_bytes_it_beats_k_means(tmp_path, checkpoint):
+    path, _tensors = checkpoint
+    clustered = pack(path, tmp_path / "k.reef", Settings(num_clusters=16))
+    packed = pack(path, tmp_path / "b.reef", budget=Budget(error=clustered.relative_error))
+    assert packed.relative_error <= clustered.relative_error
+    assert packed.file_bytes < 0.97 * clustered.file_bytes
+
+
+@pytest.mark.parametrize("size", [40_000, 90_000, 200_000])
+def test_a_size_is_kept_and_used(tmp_path, checkpoint, size):
+    path, tensors = checkpoint
+    packed = pack(path, tmp_path / "m.reef", budget=Budget(size=size))
+    assert 0.97 * size < packed.file_bytes == (tmp_path / "m.reef").stat().st_size <= size
+    loaded = reefknot.load(tmp_path / "m.reef")
+    assert np.array_equal(loaded["a.bias"].numpy(), tensors["a.bias"])
+    lost = sum(float(((loaded[n].numpy() - t) ** 2).sum()) for n, t in tensors.items())
+    norm = sum(float((t**2).sum()) for n, t in tensors.items() if n != "a.bias")
+    assert packed.relative_error == pytest.approx((lost / norm) ** 0.5, rel=1e-3)
+
+
+def test_bits_are_of_the_whole_file(tmp_path, checkpoint):
+    packed = pack(checkpoint[0], tmp_path / "m.reef", budget=Budget(bits=3.0))
+    elements = 400 * 500 + 400 + 100 * 400
+    assert 8 * packed.file_bytes / elements == packed.bits
+    assert 2.9 < packed.bits <= 3.0
+
+
+@pytest.mark.parametrize("error", [0.01, 0.1, 0.4])
+def test_an_error_is_kept_and_used(tmp_path, checkpoint, error):
+    packed = pack(checkpoint[0], tmp_path / "m.reef", budget=Budget(error=error))
+    assert 0.95 * error < packed.relative_error <= error
+
+
+def test_what_fits_without_loss_is_not_changed(tmp_path, checkpoint):
+    path, tensors = checkpoint
+    pack(path, tmp_path / "m.reef", budget=Budget(size=10**6))
+    loaded = reefknot.load(tmp_path / "m.reef")
+    assert all(np.array_equal(loaded[n].numpy(), t) for n, t in tensors.items())
+
+
+def test_too_small_a_size_says_how_much_is_needed_and_writes_nothing(tmp_path, checkpoint):
+    with pytest.raises(ConfigError, match=r"500 bytes are too few.*kept exactly"):
+        pack(checkpoint[0], tmp_path / "m.reef", budget=Budget(size=500))
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        ({}, "found none"),
+        ({"size": 1, "bits": 2.0}, "found size and bits"),
+        ({"size": 0}, "above 0"),
+        ({"bits": float("nan")}, "above 0"),
+        ({"error": 1.5}, "below 1"),
+    ],
+)
+def test_a_budget_is_one_positive_number(budget, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Budget(**budget)
+
+
+def test_a_budget_and_clusters_exclude_each_other(tmp_path, checkpoint):
+    with pytest.raises(ConfigError, match="--clusters"):
+        pack(checkpoint[0], tmp_path / "m.reef", Settings(num_clusters=4), budget=Budget(bits=2.0))
+
+
+def test_large_tensors_and_tables_may_be_coarser():
+    plain = share_of("encoder.layer.0.weight", (5000, 100))
+    assert share_of("encoder.layer.1.weight", (500, 100)) < plain
+    assert share_of("embeddings.word_embeddings.weight", (5000, 100)) == 2 * plain
+    assert share_of("embeddings.position_embeddings.weight", (5000, 100)) == plain / 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50),
+    st.sampled_from(["F32", "F16", "BF16", "F64"]),
+    st.floats(1 / 128, 16),
+)
+def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(numbers, tag, step):
+    dtype = DTYPES[tag]
+    limit = {"F16": 6e4}.get(tag, 1e30)
+    stored = from_numbers(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
+    values = to_numbers(stored, dtype)
+    histogram = Histogram.of(stored, dtype)
+    book, indices, _ = quantise(stored, dtype, histogram, step)
+    back = to_numbers(book.values, dtype)[indices]
+    assert np.all(back[values == 0] == 0)
+    assert np.isfinite(back).all()
+    if step < 0.25:  # the nearest multiple, then the mean of those who chose it
+        assert np.all(np.abs(back - values) <= 1.1 * step * histogram.rms + 1e-2 * np.abs(values))
+
+
+def test_a_plan_gives_the_same_file_again(tmp_path, checkpoint):
+    files = []
+    for name in "ab":
+        pack(checkpoint[0], tmp_path / name, budget=Budget(bits=2.5))
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+
+
+def test_errors_of_tensors_follow_their_shares():
+    rows = [("w", F32, GAUSS), ("v", F32, GAUSS[:100, :125].copy())]
+    plan = BudgetPlan.of(Settings(), rows)
+    plan.at_level(plan.level_for_error(0.1))
+    changes = [plan.tie(*row)[1] for row in rows]
+    assert network_error(changes) == pytest.approx(0.1, rel=0.03)
+    ratio = (changes[0].relative_error / changes[1].relative_error) ** 2
+    assert ratio == pytest.approx(16**0.75, rel=0.1)

@@ -1,0 +1,317 @@
+"""Packing with inputs: what is watched, the feedback, and `reefknot.pack` of whole models."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import reefknot
+from reefknot.errors import ConfigError, UserCodeError
+from reefknot.packing.calibration import Moments, Network, patches, sampled
+from reefknot.packing.clustering import Settings
+from reefknot.packing.feedback import feedback
+from reefknot.packing.inputs import natural, random_batches
+from reefknot.packing.network import Packer
+from reefknot.packing.norms import Statistics, make_canonical, renew
+from reefknot.packing.outputs import change_of_outputs
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def correlated(n, width):
+    return torch.randn(n, width // 4, generator=seeded(1)) @ torch.randn(
+        width // 4, width, generator=seeded(2)
+    ) + 0.3 * torch.randn(n, width, generator=seeded(3))
+
+
+# -- feedback --------------------------------------------------------------------------------
+
+
+def test_the_error_of_feedback_is_that_of_the_outputs():
+    inputs, weights = correlated(2000, 64), torch.randn(40, 64, generator=seeded())
+    moments = inputs.T @ inputs / len(inputs)
+    variance = float((inputs @ weights.T).var(0).sum())
+    fed = feedback(weights.numpy(), moments.clone(), variance, 1e-6, damping=0.0)
+    off = inputs @ (torch.from_numpy(fed.values()) - weights).T
+    assert fed.error == pytest.approx(float(off.square().mean(0).sum()) / variance, rel=1e-3)
+
+
+def test_feedback_beats_rounding_with_the_same_step_and_pays_fewer_bits():
+    inputs, weights = correlated(2000, 64), torch.randn(40, 64, generator=seeded())
+    moments = inputs.T @ inputs / len(inputs)
+    variance = float((inputs @ weights.T).var(0).sum())
+    fed = feedback(weights.numpy(), moments.clone(), variance, 1e-5, damping=0.01)
+    near = torch.round(weights / fed.step) * fed.step
+    rounded = float((inputs @ (near - weights).T).square().mean(0).sum()) / variance
+    assert fed.error < 0.5 * rounded
+    assert np.count_nonzero(fed.multiples) < int((near != 0).sum())
+
+
+def test_a_dearer_bit_gives_fewer_bits_and_more_error():
+    inputs, weights = correlated(2000, 64), torch.randn(40, 64, generator=seeded())
+    moments, found = inputs.T @ inputs / len(inputs), []
+    for price in (1e-6, 1e-5, 1e-4):
+        fed = feedback(weights.numpy(), moments.clone(), 1000.0, price, damping=0.01)
+        found.append((fed.error, -np.count_nonzero(fed.multiples)))
+    assert found == sorted(found)
+
+
+def test_inputs_that_are_always_zero_break_nothing():
+    moments = torch.zeros(8, 8)
+    fed = feedback(np.ones((4, 8), np.float32), moments, 0.0, 1e-6, damping=0.05)
+    assert np.isfinite(fed.values()).all()
+
+
+# -- what is watched ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_patches_times_weights_are_the_convolution(dims, groups):
+    x = torch.randn(2, 4, *[7] * dims, generator=seeded())
+    weight = torch.randn(6, 4 // groups, *[3] * dims, generator=seeded(1))
+    options = {"stride": 2, "padding": 1, "dilation": 2}
+    expected = getattr(F, f"conv{dims}d")(x, weight, groups=groups, **options)
+    view = patches(x, [3] * dims, *([n] * dims for n in options.values()), groups)
+    rows = sampled(view, 10**6, seeded())  # (n, groups, in)
+    parts = weight.flatten(1).unflatten(0, (groups, -1))
+    found = torch.einsum("ngi,goi->ngo", rows, parts).flatten(1)
+    assert torch.allclose(found, expected.movedim(1, -1).flatten(0, -2), atol=1e-4)
+    assert len(sampled(view, 5, seeded())) == 5
+
+
+class Reader(nn.Module):
+    """Tokens, a recurrent layer, attention: what is not a plain chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(100, 32)
+        self.lstm = nn.LSTM(32, 24, batch_first=True, bidirectional=True)
+        self.attention = nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)
+        self.out = nn.Linear(48, 10)
+
+    def forward(self, tokens, scale=1.0):
+        return self.out(self.attention(self.lstm(self.table(tokens))[0]).mean(1)) * scale
+
+
+def reader():
+    torch.manual_seed(0)
+    return Reader().eval(), [torch.randint(100, (8, 6), generator=seeded(n)) for n in range(4)]
+
+
+def images_net():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, groups=2, stride=2), nn.ReLU(), nn.BatchNorm2d(64),
+        nn.Flatten(), nn.Linear(64 * 9, 10),
+    )  # fmt: skip
+    batches = [natural((16, 3, 8, 8), seeded(n)) for n in range(6)]
+    for batch in batches:
+        model(batch)  # so that statistics are not those of a new layer
+    return model.eval(), batches
+
+
+def test_every_product_with_a_weight_is_a_site_in_order():
+    model, batches = reader()
+    names = [site.name for site in Network(model, batches).sites()]
+    assert names[:2] == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+    assert names[-5:] == [
+        "attention.self_attn.in_proj_weight",
+        "attention.self_attn.out_proj.weight",
+        "attention.linear1.weight",
+        "attention.linear2.weight",
+        "out.weight",
+    ]
+    assert len(names) == 4 + 5
+
+
+def test_a_norm_knows_whether_it_gets_products_as_they_are():
+    model, batches = images_net()
+    found = {site.name: site.after for site in Network(model, batches).sites() if site.norm}
+    assert found == {"1": "0.weight", "5": ""}
+
+
+@pytest.mark.parametrize("make", [images_net, reader])
+def test_inputs_of_a_site_are_those_of_its_module(make):
+    model, batches = make()
+    network, heard = Network(model, batches), []
+    sites = network.sites()
+    last = sites[-1]
+    module = model.get_submodule(last.name.rpartition(".")[0])
+    handle = module.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
+    for batch in batches:
+        model(batch)
+    handle.remove()
+    found = torch.cat(list(network.inputs(last, sites, 10**6)))[:, 0]
+    assert torch.allclose(found, torch.cat(heard).detach(), atol=1e-5)
+
+
+def test_moments_are_those_of_all_inputs():
+    x, moments = torch.randn(50, 2, 5, generator=seeded()), Moments()
+    for part in x.split(20):
+        moments.add(part)
+    assert torch.allclose(moments.second[1], x[:, 1].T @ x[:, 1], atol=1e-4)
+    assert torch.allclose(moments.first, x.sum(0), atol=1e-4)
+    assert moments.count == 50
+
+
+# -- norms ----------------------------------------------------------------------------------
+
+
+def test_statistics_move_by_what_packing_changed():
+    norm = nn.BatchNorm1d(2)
+    norm.running_mean.copy_(torch.tensor([1.0, 2.0]))
+    norm.running_var.copy_(torch.tensor([4.0, 9.0]))
+    x = torch.randn(5000, 2, generator=seeded())
+    renew(norm, Statistics.of([x]), Statistics.of([3 * x + 1]))
+    assert torch.allclose(norm.running_mean, torch.tensor([2.0, 3.0]), atol=0.1)
+    assert torch.allclose(norm.running_var, torch.tensor([36.0, 81.0]), rtol=0.01)
+
+
+def test_the_canonical_form_is_the_same_function_in_two_numbers_a_channel():
+    model, batches = images_net()
+    norm, bias = model[1], model[0].bias
+    changed = copy.deepcopy(model)
+    make_canonical(changed[1], changed[0].bias)
+    assert bias.abs().sum() > 0 and changed[0].bias.abs().sum() == 0
+    assert torch.equal(changed[1].running_mean, torch.zeros(32))
+    assert torch.allclose(changed[1].running_var + norm.eps, torch.ones(32))
+    with torch.no_grad():
+        before, after = model[:2](batches[0]), changed[:2](batches[0])
+    assert float((after - before).norm() / before.norm()) < 2**-8
+    bits = changed[1].weight.detach().numpy().view("<u4")
+    assert not (bits & 0xFFFF).any()  # at most 8 significant bits
+
+
+def test_new_statistics_for_a_network_packed_for_inference_are_warned_of(caplog):
+    model, batches = images_net()
+    reefknot.update_batchnorm(copy.deepcopy(model), batches)
+    reefknot.update_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), batches)
+    assert not caplog.records
+    make_canonical(model[1], model[0].bias)
+    reefknot.update_batchnorm(model, batches)
+    assert "packed for inference" in caplog.text
+
+
+# -- the whole -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "for_inference"), [(images_net, False), (images_net, True), (reader, False)]
+)
+def test_a_model_with_inputs_fits_its_size_and_is_not_changed(tmp_path, make, for_inference):
+    model, batches = make()
+    before = copy.deepcopy(model.state_dict())
+    size = sum(p.numel() for p in model.parameters()) * 2 // 8 + 3000
+    path = tmp_path / "m.reef"
+    packed = reefknot.pack(model, path, size=size, inputs=batches, for_inference=for_inference)
+    assert 0.95 * size < packed.file_bytes == path.stat().st_size <= size
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    again = copy.deepcopy(model)
+    again.load_state_dict(reefknot.load(path))
+    change = change_of_outputs(model, again, batches[-1:])
+    assert packed.outputs.num_inputs == len(batches[-1])
+    assert change.relative_error == pytest.approx(packed.outputs.relative_error, rel=1e-4)
+    assert [c.name for c in packed.changes] == list(before)
+
+
+def test_inputs_are_worth_more_than_none(tmp_path):
+    model, batches = images_net()
+    results = []
+    for inputs in (None, batches):
+        reefknot.pack(model, tmp_path / "m.reef", size=9_000, inputs=inputs)
+        again = copy.deepcopy(model)
+        again.load_state_dict(reefknot.load(tmp_path / "m.reef"))
+        results.append(change_of_outputs(model, again, batches[-1:]).relative_error)
+    assert results[1] < 0.9 * results[0]
+
+
+def test_an_error_of_the_outputs_is_a_budget(tmp_path):
+    model, batches = images_net()
+    packed = reefknot.pack(model, tmp_path / "m.reef", error=0.1, inputs=batches)
+    assert 0.05 < packed.outputs.relative_error <= 0.1
+
+
+def test_batches_may_be_tuples_with_labels_or_dicts(tmp_path):
+    model, batches = reader()
+    plain = reefknot.pack(model, tmp_path / "a.reef", bits=4, inputs=batches)
+    labelled = [(batch, torch.zeros(len(batch))) for batch in batches]
+    named = [{"tokens": batch, "labels": torch.zeros(len(batch))} for batch in batches]
+    for inputs in (labelled, named):
+        assert reefknot.pack(model, tmp_path / "b.reef", bits=4, inputs=inputs) == plain
+        assert (tmp_path / "b.reef").read_bytes() == (tmp_path / "a.reef").read_bytes()
+
+
+def test_an_example_input_alone_is_enough(tmp_path):
+    model, batches = images_net()
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=6, example_input=batches[0][:1])
+    assert packed.outputs.relative_error < 0.2 and "random inputs" in str(packed.outputs)
+    tokens, examples = reader()
+    packed = reefknot.pack(tokens, tmp_path / "t.reef", bits=6, example_input=examples[0][:1])
+    assert packed.outputs.relative_error < 0.2
+
+
+def test_a_model_in_half_precision_keeps_its_types(tmp_path):
+    model, batches = images_net()
+    half = copy.deepcopy(model).half()
+    packed = reefknot.pack(half, tmp_path / "m.reef", bits=6, inputs=batches)
+    loaded = reefknot.load(tmp_path / "m.reef")
+    assert loaded["3.weight"].dtype == torch.float16
+    assert packed.outputs.relative_error < 0.3
+
+
+def test_random_inputs_have_a_natural_spectrum_and_ids_of_the_vocabulary():
+    x = natural((64, 3, 32, 32), seeded())
+    assert x.shape == (64, 3, 32, 32)
+    assert float(x.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(x.var()) == pytest.approx(1, abs=1e-3)
+    power = torch.fft.fft(x, dim=-1).abs().square().mean((0, 1, 2))
+    assert power[1] > 4 * power[4] > 16 * power[12]
+    assert float(torch.corrcoef(x.transpose(0, 1).flatten(1))[0, 1]) == pytest.approx(0.9, abs=0.03)
+    ids = torch.cat([batch[0] for batch in random_batches(reader()[0], (torch.tensor([[1, 5]]),))])
+    assert ids.min() == 0 and ids.max() == 99
+
+
+def test_the_price_is_the_same_for_all_layers_and_small_tensors_stay():
+    model, batches = images_net()
+    packer = Packer(model, batches, Settings(), 0.05)
+    packed, changes = packer.at(1e-6)
+    assert set(changes) == {"3.weight", "7.weight"}
+    assert torch.equal(packed[0].weight, model[0].weight)
+    assert changes["3.weight"].bits > changes["7.weight"].bits  # fewer weights, the same worth
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"inputs": []}, "no batch"),
+        ({"inputs": {"x": 1}}, "put a single one in a list"),
+        ({"for_inference": True}, "needs a budget"),
+        ({"size": 10, "bits": 2.0}, "one of size"),
+        ({"keep": ["nothing*"]}, "matches no tensor"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, options, sentence):
+    options = (
+        options if "for_inference" in options or "size" in options else {"bits": 2.0} | options
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        reefknot.pack(images_net()[0], tmp_path / "m.reef", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_fails_on_its_inputs_is_named_as_the_cause(tmp_path):
+    with pytest.raises(UserCodeError, match="failed on the inputs"):
+        reefknot.pack(images_net()[0], tmp_path / "m.reef", bits=2, inputs=[torch.zeros(2, 2)])
+
+
+def test_a_state_dict_has_no_inputs(tmp_path):
+    model, batches = images_net()
+    with pytest.raises(ConfigError, match="need the model"):
+        reefknot.pack(model.state_dict(), tmp_path / "m.reef", bits=2, inputs=batches)
