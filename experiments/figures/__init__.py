@@ -18,11 +18,13 @@ what the data say, in sentences.
     clusters.py        5, centers over time               errors.py           6, over K and over t
     local_filter.py    7, one filter at 576 places        conv_filters.py     8, LeNet-5's first
     pixels.py          9, pixels that are looked at       first_layer.py      10, 300 small images
+    byte_curve.py      error against bytes, for the README; not in the paper
 """
 
 from types import ModuleType
 
 from experiments.figures import (
+    byte_curve,
     clusters,
     conv_filters,
     errors,
@@ -39,3 +41,4 @@ FIGURES: tuple[ModuleType, ...] = (
     *(histogram, losses, generalisation, pareto, clusters, errors),
     *(local_filter, conv_filters, pixels, first_layer),
 )
+DRAWN = (*FIGURES, byte_curve)

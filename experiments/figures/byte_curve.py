@@ -1,0 +1,108 @@
+"""The byte curve: test error against the bytes of the file, beside what others published."""
+
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from experiments.figures.style import Theme, canvas
+from experiments.tables import BUDGETS, recipes
+
+NUMBER, STUDY = None, None  # none of the paper's
+ALT = "Test error on MNIST against bytes on disk, for LeNet-5 and LeNet-300-100"
+TITLES = {"lenet-5-caffe": "LeNet-5", "lenet-300-100": "LeNet-300-100"}
+
+
+class Published(NamedTuple):
+    """A figure of somebody else: bytes with places counted, and error in percent on MNIST."""
+
+    name: str
+    file_bytes: int
+    error: float
+    above: bool = True  # where its name stands
+
+
+# Sizes are 4·N over the rate where only a rate was published.
+OTHERS = {
+    "lenet-5-caffe": [
+        Published("BitNetMCU", 1_100, 5.78),
+        Published("", 3_200, 1.08),
+        Published("", 5_400, 0.94),
+        Published("", 7_300, 0.72),
+        Published("", 9_300, 0.56),
+        Published("", 11_000, 0.45),
+        Published("MIRACLE", 1_520, 0.96),
+        Published("", 3_030, 0.69, above=False),
+        Published("Bayesian Compression", 2_240, 1.0),
+        Published("sparse APT (paper)", 4_984, 1.0),
+    ],
+    "lenet-300-100": [
+        Published("sparse APT (paper)", 8_397, 1.9),
+        Published("EPR", 8_560, 1.9, above=False),
+        Published("Deep Compression", 27_000, 1.58),
+        Published("Soft Weight Sharing", 16_700, 1.94),
+    ],
+}
+
+
+def read() -> dict[str, Any] | None:
+    """For each network the curve, one seed a size, and the rows of three seeds."""
+    found: dict[str, Any] = {}
+    for (network, recipe), runs in recipes().items():
+        sizes = [run.record["file_bytes"] for run in runs]
+        errors = [run.record["test_error"] for run in runs]
+        point = sum(sizes) / len(runs), sum(errors) / len(runs)
+        place = found.setdefault(network, {"curve": [], "rows": []})
+        if recipe.startswith("byte_curve-"):
+            place["curve"].append(point)
+        elif (network, recipe) in BUDGETS and BUDGETS[network, recipe] is not None:
+            place["rows"].append(point)
+    curves = {network: found[network] for network in TITLES if found.get(network, {}).get("curve")}
+    return {n: {k: sorted(v) for k, v in c.items()} for n, c in curves.items()} or None
+
+
+def draw(data: dict[str, Any], theme: Theme) -> Figure:
+    """Both axes are logarithmic; a curve for each network, dots for the rows of three seeds."""
+    figure, ax = canvas(1, 1, 3.9)
+    for (network, title), colour, marker in zip(
+        TITLES.items(), (theme.a, theme.b), "os", strict=True
+    ):
+        ours = data.get(network, {"curve": [], "rows": []})
+        ax.plot(*_columns(ours["curve"]), color=colour, marker=marker, markersize=4, label=title)
+        ax.plot(
+            *_columns(ours["rows"]), color=colour, marker=marker, markersize=8, linestyle="",
+            fillstyle="none", label=f"{title}, means of three seeds",
+        )  # fmt: skip
+        others = [point for point in OTHERS[network] if point.file_bytes <= 20_000]
+        ax.plot(
+            [p.file_bytes for p in others], [p.error for p in others], color=colour, alpha=0.75,
+            marker="x", markersize=5, linestyle="", label=f"{title}, published by others",
+        )  # fmt: skip
+        for p in others:
+            ax.annotate(
+                p.name, (p.file_bytes, p.error), (0, 5 if p.above else -12), ha="center",
+                textcoords="offset points", fontsize=7.5, color=theme.quiet,
+            )  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ticks = [256 << n for n in range(7)]
+    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.set_yscale("log")
+    levels = [0.5, 1, 2, 5, 10, 20, 50]
+    ax.set_yticks(levels, [f"{level:g}" for level in levels])
+    ax.minorticks_off()
+    ax.set_xlabel("bytes of the whole file")
+    ax.set_ylabel("test error, %")
+    ax.legend(loc="upper right")
+    return figure
+
+
+def found(data: dict[str, Any]) -> str:
+    """The ends of each curve."""
+    return "; ".join(
+        f"{TITLES[network]}: {curve['curve'][0][1]:.2f} % in {curve['curve'][0][0]:,.0f} bytes to "
+        f"{curve['curve'][-1][1]:.2f} % in {curve['curve'][-1][0]:,.0f}"
+        for network, curve in data.items()
+    )
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [size for size, _ in points], [error for _, error in points]
