@@ -51,21 +51,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "public": {"format", "methods", "state"},
     "runs": {
         *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
-        *("report", "state", "zoo", ""),
+        *("report", "shrink", "state", "zoo", ""),
     },
     "cli": {
-        *(
-            "errors",
-            "export",
-            "format",
-            "inspection",
-            "methods",
-            "packing",
-            "public",
-            "report",
-            "runs",
-        ),
-        *("zoo", ""),
+        *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
+        *("runs", "shrink", "zoo", ""),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),

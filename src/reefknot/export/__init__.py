@@ -6,12 +6,14 @@ Unaware   of methods and of training.
 
     source.py        a module with the values of a file, as a program
     trace.py         a module to layers, by torch.fx
+    layers.py        what each layer of torch becomes
     program.py       layers with numpy values, no torch
     stages.py        layers fused, their buffers in one arena
     weight_bits.py   weights as steps and values, a string of bits
     prefix_code.py   Huffman's code
     page.py          one HTML file: web/page.js around web/reef.js, a decoder
     c_source.py      net.c and net.h: tables, then engine.c
+    c_tables.py      those tables
     shrunk_file.py   safetensors of the shrunk network
     onnx_file.py     ONNX: weights as indices with a codebook
     onnx_nodes.py    operations as operators of ONNX

@@ -11,27 +11,16 @@ The layers must form a chain: branches and sums are refused.
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from reefknot.errors import ConfigError
-from reefknot.export.program import (
-    Activation,
-    Conv2d,
-    Flatten,
-    Layer,
-    Linear,
-    Pair,
-    Pool,
-    Program,
-    Shape,
-    Softmax,
-)
+from reefknot.export.layers import MAKERS, NOTHING, SHAPES, UnsupportedError
+from reefknot.export.program import Conv2d, Flatten, Layer, Linear, Program, Shape
 
 _KNOWN = (
     "known are Linear, Conv2d, MaxPool2d, AvgPool2d, BatchNorm, Flatten, ReLU, LeakyReLU, ReLU6, "
@@ -154,27 +143,23 @@ def _append(
     else:
         kind = node.target
         arguments = _arguments(node, graph)
-    if kind in _NOTHING or (kind in _SHAPES and in_shape == out_shape):
+    if kind in NOTHING or (kind in SHAPES and in_shape == out_shape):
         return
-    if kind in _SHAPES and out_shape == (math.prod(in_shape),):
+    if kind in SHAPES and out_shape == (math.prod(in_shape),):
         layers.append(Flatten(**base))
         return
-    maker = _MAKERS.get(kind)
+    maker = MAKERS.get(kind)
     if maker is None:
         raise _unknown(node, kind)
     try:
         layers.append(maker(base, arguments))
-    except _UnsupportedError as error:
+    except UnsupportedError as error:
         raise ConfigError(f"{_name(node)} {error}, which an export cannot express") from error
 
 
 def _unknown(node: fx.Node, kind: Any) -> ConfigError:
     what = getattr(kind, "__name__", kind)
     return ConfigError(f"{_name(node)} is a {what}, which an export cannot express; {_KNOWN}")
-
-
-class _UnsupportedError(Exception):
-    """A setting of a known layer that exporters do not know."""
 
 
 def _arguments(node: fx.Node, graph: fx.GraphModule) -> dict[str, Any]:
@@ -193,108 +178,6 @@ def _arguments(node: fx.Node, graph: fx.GraphModule) -> dict[str, Any]:
         return x
 
     return {key: value(x) for key, x in kwargs.items()}
-
-
-def _array(tensor: Any, fallback: int = 0) -> np.ndarray:
-    if not isinstance(tensor, Tensor):
-        return np.zeros(fallback, np.float32)
-    array = np.ascontiguousarray(tensor.detach().numpy())
-    return np.where(array == 0, np.float32(0), array)  # -0.0 is no value of its own
-
-
-def _pair(value: Any, what: str) -> Pair:
-    if isinstance(value, int):
-        return value, value
-    if isinstance(value, tuple | list) and len(value) == 2 and all(type(v) is int for v in value):
-        return int(value[0]), int(value[1])
-    raise _UnsupportedError(f"has {what} {value!r}")
-
-
-def _linear(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-    if len(base["in_shape"]) != 1:
-        raise _UnsupportedError(f"works on the last of the dimensions {base['in_shape']}")
-    weight = _array(a["weight"])
-    return Linear(**base, weight=weight, bias=_array(a.get("bias"), len(weight)))
-
-
-def _conv(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-    if a.get("padding_mode", "zeros") != "zeros":
-        raise _UnsupportedError(f"has padding_mode {a['padding_mode']!r}")
-    weight = _array(a["weight"])
-    dilation, padding = _pair(a.get("dilation", 1), "dilation"), a.get("padding", 0)
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        if any(r % 2 for r in reach):
-            raise _UnsupportedError("is padded by different numbers at its two sides")
-        padding = (reach[0] // 2, reach[1] // 2)
-    return Conv2d(
-        **base,
-        weight=weight,
-        bias=_array(a.get("bias"), len(weight)),
-        stride=_pair(a.get("stride", 1), "stride"),
-        padding=_pair(padding, "padding"),
-        dilation=dilation,
-        groups=int(a.get("groups", 1)),
-    )
-
-
-def _pool(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        kernel, padding = _pair(a["kernel_size"], "kernel"), _pair(a.get("padding", 0), "padding")
-        for key, usual in (("ceil_mode", False), ("dilation", 1), ("return_indices", False)):
-            if a.get(key, usual) not in (usual, (usual, usual)):
-                raise _UnsupportedError(f"has {key} {a[key]!r}")
-        if any(padding) and kind == "mean" and not a.get("count_include_pad", True):
-            raise _UnsupportedError("has padding that its means do not count")
-        if a.get("divisor_override") is not None:
-            raise _UnsupportedError("has a divisor_override")
-        if len(base["in_shape"]) != 3:
-            raise _UnsupportedError(f"pools an input of shape {base['in_shape']}")
-        stride = a.get("stride") or kernel  # functions leave it out for the kernel's own size
-        return Pool(
-            **base, kind=kind, kernel=kernel, stride=_pair(stride, "stride"), padding=padding
-        )
-
-    return make
-
-
-def _adaptive(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        size, out = base["in_shape"][1:], base["out_shape"][1:]
-        if len(size) != 2 or any(s % o for s, o in zip(size, out, strict=True)):
-            raise _UnsupportedError(f"pools {base['in_shape']} into windows of different sizes")
-        kernel = (size[0] // out[0], size[1] // out[1])
-        return Pool(**base, kind=kind, kernel=kernel, stride=kernel)
-
-    return make
-
-
-def _activation(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        if kind == "gelu" and a.get("approximate", "none") != "none":
-            raise _UnsupportedError("is approximated by tanh")
-        slope = float(a.get("negative_slope", 0.01)) if kind == "leaky_relu" else 0.0
-        low, high = (
-            (float(a.get("min_val", -1)), float(a.get("max_val", 1))) if kind == "clip" else (0, 0)
-        )
-        return Activation(**base, kind=kind, slope=slope, low=low, high=high)
-
-    return make
-
-
-def _relu6(base: dict[str, Any], _: Mapping[str, Any]) -> Layer:
-    return Activation(**base, kind="clip", low=0.0, high=6.0)
-
-
-def _softmax(log: bool) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        if len(base["in_shape"]) != 1 or a.get("dim", -1) not in (1, -1, None):
-            raise _UnsupportedError(f"is taken over dimension {a.get('dim')} of several")
-        return Softmax(**base, log=log)
-
-    return make
 
 
 def _fold(layers: list[Layer], norm: nn.BatchNorm1d | nn.BatchNorm2d, node: fx.Node) -> None:
@@ -320,35 +203,3 @@ def _fold(layers: list[Layer], norm: nn.BatchNorm1d | nn.BatchNorm2d, node: fx.N
     before = 1.0 if last.scale is None else last.scale
     changed = {"scale": (before * factor).astype(np.float32), "bias": bias}
     layers[-1] = type(last)(**{**vars(last), **changed})
-
-
-_NOTHING: set[Any] = {
-    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout),
-    *(F.dropout, F.dropout2d, "contiguous", "to", "float", "detach", "clone"),
-}
-_SHAPES: set[Any] = {
-    *(nn.Flatten, nn.Unflatten, torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze),
-    *("flatten", "view", "reshape", "squeeze", "unsqueeze"),
-}
-_MAKERS: dict[Any, Callable[[dict[str, Any], Mapping[str, Any]], Layer]] = {
-    **dict.fromkeys((nn.Linear, F.linear), _linear),
-    **dict.fromkeys((nn.Conv2d, F.conv2d, torch.conv2d), _conv),
-    **dict.fromkeys((nn.MaxPool2d, F.max_pool2d, torch.max_pool2d), _pool("max")),
-    **dict.fromkeys((nn.AvgPool2d, F.avg_pool2d), _pool("mean")),
-    **dict.fromkeys((nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d), _adaptive("mean")),
-    **dict.fromkeys((nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d), _adaptive("max")),
-    **dict.fromkeys(
-        (nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"), _activation("relu")
-    ),
-    **dict.fromkeys((nn.LeakyReLU, F.leaky_relu), _activation("leaky_relu")),
-    **dict.fromkeys((nn.Hardtanh, F.hardtanh), _activation("clip")),
-    **dict.fromkeys((nn.ReLU6, F.relu6), _relu6),
-    **dict.fromkeys((nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid"), _activation("sigmoid")),
-    **dict.fromkeys((nn.Tanh, F.tanh, torch.tanh, "tanh"), _activation("tanh")),
-    **dict.fromkeys((nn.SiLU, F.silu), _activation("silu")),
-    **dict.fromkeys((nn.GELU, F.gelu), _activation("gelu")),
-    **dict.fromkeys((nn.Softmax, F.softmax, torch.softmax, "softmax"), _softmax(log=False)),
-    **dict.fromkeys(
-        (nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax"), _softmax(log=True)
-    ),
-}

@@ -40,6 +40,7 @@ class WeightBits:
     value_code: PrefixCode[int]  # of ranks: a stage's values from frequent to rare
     values: tuple[np.ndarray, ...]  # one table for all stages, or one for each
     biases: Literal["none", "coded", "table"]
+    num_biases: int
 
     def table(self, stage: int) -> int:
         """Where the values of a stage begin."""
@@ -54,7 +55,8 @@ class WeightBits:
         """What the tables take up."""
         codes = len(self.step_code.counts) + len(self.step_code.symbols)
         codes += len(self.value_code.counts)
-        return len(self.data) + codes + 4 * sum(map(len, self.values))
+        floats = sum(map(len, self.values)) + self.num_biases * (self.biases == "table")
+        return len(self.data) + codes + 4 * floats
 
 
 def weight_bits(matrices: Sequence[Matrix], *, scaled: bool = False) -> WeightBits:
@@ -63,14 +65,14 @@ def weight_bits(matrices: Sequence[Matrix], *, scaled: bool = False) -> WeightBi
     With `scaled`, biases are a table, since they are not of the weights' scale.
     """
     found = [_nonzero_counts(matrix) for matrix in matrices]
-    biases = _where_biases_are(matrices, found, scaled)
-    choices = []
     everything = sum(found, Counter())
+    choices: list[tuple[np.ndarray, ...]] = []
     if len(everything) <= MAX_VALUES:
-        choices.append(_coded(matrices, (_by_frequency(everything),), biases))
+        choices.append((_by_frequency(everything),))
     if len(matrices) > 1:
-        choices.append(_coded(matrices, tuple(map(_by_frequency, found)), biases))
-    return min(choices, key=lambda coded: coded.flash_bytes)
+        choices.append(tuple(map(_by_frequency, found)))
+    coded = [_coded(matrices, tables, _place(matrices, tables, scaled)) for tables in choices]
+    return min(coded, key=lambda one: one.flash_bytes)
 
 
 def _nonzero_counts(matrix: Matrix) -> Counter[float]:
@@ -83,14 +85,16 @@ def _nonzero_counts(matrix: Matrix) -> Counter[float]:
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
-def _where_biases_are(
-    matrices: Sequence[Matrix], found: Sequence[Counter[float]], scaled: bool
+def _place(
+    matrices: Sequence[Matrix], tables: tuple[np.ndarray, ...], scaled: bool
 ) -> Literal["none", "coded", "table"]:
+    """Where the biases go: among the weights, if they all have values of theirs."""
     if not scaled and not any(matrix.bias.any() for matrix in matrices):
         return "none"
+    each = tables * len(matrices) if len(tables) == 1 else tables
     shared = all(
-        set(matrix.bias[matrix.bias != 0].tolist()) <= values.keys()
-        for matrix, values in zip(matrices, found, strict=True)
+        np.isin(matrix.bias[matrix.bias != 0], table).all()
+        for matrix, table in zip(matrices, each, strict=True)
     )
     return "coded" if shared and not scaled else "table"
 
@@ -134,7 +138,7 @@ def _coded(
         bits.append(steps_as[0])
     text = "".join(bits)
     packed = np.packbits(np.frombuffer(text.encode(), np.uint8) - ord("0"), bitorder="little")
-    return WeightBits(packed.tobytes(), step_code, value_code, tables, biases)
+    return WeightBits(packed.tobytes(), step_code, value_code, tables, biases, len(rows))
 
 
 def _monotonous(counts: Counter[int], number: int) -> PrefixCode[int]:

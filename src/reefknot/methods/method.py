@@ -134,6 +134,13 @@ class Method(ABC):
         """Enter the next phase; attached methods do so by themselves unless `advances` is off."""
         raise TyingError(f"{type(self).__name__} has no phases of its own; call harden()")
 
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """By name, which elements of parameters are zero until the end of the phase, at least.
+
+        Units that only they feed, or that feed only them, need not be computed.
+        """
+        return {}
+
     def lr_factor(self, step: int) -> float:
         """What the learning rate shall be multiplied with after so many steps."""
         return 1.0

@@ -50,6 +50,7 @@ class Training:
     evaluate_every: int = 1_000
     checkpoint_every: int = 5_000
     threads: int = 0
+    shrink: bool = False  # leave out what fixed zeros have made dead: cheaper steps, other rounding
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,9 @@ def _train(
 
     try:
         with _stop_signal() as stop:
-            for progress in train(model, method, optimizer, batches, plan, step=step):
+            for progress in train(
+                model, method, optimizer, batches, plan, step=step, shrink=training.shrink
+            ):
                 if progress.event == "leaving":
                     if not method.is_tied:
                         notes["val_error_soft"] = error_percent(model, *data.validation)

@@ -13,6 +13,7 @@ it all.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ from torch.optim import Optimizer
 from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, ReefknotError, UserCodeError
 from reefknot.methods import Method
+from reefknot.shrink.narrow import Narrowed
+
+log = logging.getLogger("reefknot")
 
 Decay = Literal["constant", "linear", "cosine", "phases"]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -138,12 +142,17 @@ def train(
     plan: Plan,
     *,
     step: int = 0,
+    shrink: bool = False,
 ) -> Iterator[Progress]:
-    """Train from `step` completed steps on; the method ends hardened."""
+    """Train from `step` completed steps on; the method ends hardened.
+
+    With `shrink`, what zeros that are fixed have made dead is not computed any more.
+    """
     loss = lr = math.nan
     phase = method.stats()["phase"]
     method.advances = False  # so that whoever drives this can look in between
     model.train()
+    network = _narrowed(model, method, batches) if shrink else model
     while True:
         due = method.advance if method.phase_is_over else None
         if step == plan.soft_steps and not method.hard:
@@ -154,6 +163,7 @@ def train(
             with blamed_on("estimating batch-norm statistics"):
                 update_batchnorm(model, batches.some_inputs())
             phase = method.stats()["phase"]
+            network = _narrowed(model, method, batches) if shrink else model
             yield Progress("entered", step, loss, lr, phase)
         if step >= plan.steps:
             return
@@ -163,7 +173,7 @@ def train(
         with blamed_on(f"step {step + 1:,}"):
             inputs, labels = batches[step]
             optimizer.zero_grad()
-            objective = cross_entropy(model(inputs), labels)
+            objective = cross_entropy(network(inputs), labels)
             objective.backward()
         loss = objective.item()
         if not loss <= MAX_LOSS:  # nor is NaN
@@ -174,6 +184,17 @@ def train(
             raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
         yield Progress("step", step, loss, lr, phase)
+
+
+def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[Tensor], Tensor]:
+    """The model, or where its zeros are fixed, what they leave of it."""
+    fixed = method.fixed_zeros()
+    if not fixed:
+        return model
+    smaller = Narrowed(model, fixed, batches.inputs[:1])
+    before, after = smaller.macs
+    log.info("multiplications for one example: %s of %s", f"{after:,}", f"{before:,}")
+    return smaller
 
 
 @contextmanager

@@ -11,6 +11,7 @@ Unaware   of methods, of files and of what made the zeros.
     kept.py       which units stay, so that what is left fits together
     cut.py        tensors made smaller, inputs selected
     network.py    the smaller network: `shrink`, `Shrunk`
+    narrow.py     the same while training: parameters stay whole, steps get cheaper
     folding.py    BatchNorm folded into the layer before it
 
 The package itself can be called: `reefknot.shrink(model, example_input)` is `network.shrink`.

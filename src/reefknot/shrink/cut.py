@@ -7,7 +7,7 @@ Unaware   of why a unit stays or goes.
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,8 +44,12 @@ class Select(nn.Module):
 class Cut:
     """One try: a copy of the model with its tensors cut, and the shapes of views put right."""
 
-    def __init__(self, model: nn.Module, found: Analysis, kept: Kept) -> None:
+    def __init__(
+        self, model: nn.Module, found: Analysis, kept: Kept, *, selects: bool = True
+    ) -> None:
         self.found, self.kept, self.trace = found, kept, found.trace
+        self.selects = selects  # whether inputs may be selected in front of a dense layer
+        self.slices: dict[str, list[Tensor]] = {}  # by tensor: what is left along each dimension
         self.model = copy.deepcopy(model)
         self.layers: dict[Node, Weighted] = {}
         self.selected: dict[Node, Tensor] = {}  # of a dense layer: inputs it reads, of those there
@@ -59,8 +63,7 @@ class Cut:
         if node.op == "get_attr":
             layers = [weighted(self.trace, user) for user in node.users if user.op != "output"]
             if node in self.kept.sets and not any(layers):
-                sets = self.kept.sets[node]
-                self._replace(str(node.target), lambda t: _sliced(t, sets))
+                self._slice(str(node.target), *self.kept.sets[node])
             return
         if not node.op.startswith("call_"):
             return
@@ -73,7 +76,7 @@ class Cut:
             units = self.kept.sets[node][1]
             for name, tensor in module.state_dict(keep_vars=True).items():
                 if tensor.ndim and len(tensor) == len(units):
-                    self._replace(f"{node.target}.{name}", lambda t: t[units])
+                    self._slice(f"{node.target}.{name}", units)
         elif kind in ("view", "reshape"):
             self.shapes[node] = self.kept.count(node)
 
@@ -81,7 +84,7 @@ class Cut:
         into = self.kept.input_dimension(node, layer)
         units = self.kept.sets[node][self.kept.masks.channels(node)]
         there, reads = self.kept.sets[layer.source][into], self.kept.reads[node]
-        is_dense = self.trace.kind(node) == "linear" and node.op == "call_module"
+        is_dense = self.trace.kind(node) == "linear" and node.op == "call_module" and self.selects
         if (
             is_dense
             and reads.any()
@@ -96,12 +99,12 @@ class Cut:
         if layer.groups > 1:
             stay = there.reshape(layer.groups, -1).any(1)
             places = there.reshape(layer.groups, -1).any(0)
-            self._replace(layer.names[0], lambda t: t[units][:, places])
+            self._slice(layer.names[0], units, places)
         else:
             stay = torch.ones(1, dtype=torch.bool)
-            self._replace(layer.names[0], lambda t: t[units][:, inputs])
+            self._slice(layer.names[0], units, inputs)
         if len(layer.names) > 1:
-            self._replace(layer.names[1], lambda t: (t.double().cpu() + shift)[units].to(t))
+            self._slice(layer.names[1], units, added=shift)
         owner = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(owner, nn.Linear):
             owner.in_features, owner.out_features = int(inputs.sum()), int(units.sum())
@@ -124,11 +127,16 @@ class Cut:
         channels = self.kept.masks.channels(node)
         return added.movedim(channels, 0).flatten(1)[:, 0].double()
 
-    def _replace(self, name: str, change: Any) -> None:
+    def _slice(self, name: str, *sets: Tensor, added: Tensor | None = None) -> None:
+        """Cut a tensor of the copy along its first dimensions, after something was added."""
         path, _, key = name.rpartition(".")
         owner = self.model.get_submodule(path)
         tensor = getattr(owner, key)
-        new = change(tensor.detach()).clone(memory_format=torch.contiguous_format)
+        whole = tensor.detach()
+        if added is not None:
+            whole = (whole.double().cpu() + added).to(whole)
+        self.slices[name] = [torch.nonzero(one).flatten() for one in sets]
+        new = sliced(whole, self.slices[name]).clone(memory_format=torch.contiguous_format)
         if isinstance(tensor, nn.Parameter):
             setattr(owner, key, nn.Parameter(new, tensor.requires_grad))
         else:
@@ -142,7 +150,7 @@ class Cut:
 
     def result(self) -> nn.Module:
         """The copy itself, or where its code would not fit the shapes, the traced one."""
-        patches = dict(self._patches())
+        patches = dict(self.patches())
         if not patches and not self.selected:
             return self.model
         names = {str(node.target): indices for node, indices in self.selected.items()}
@@ -172,7 +180,7 @@ class Cut:
     def _select(indices: Tensor, layer: nn.Module) -> Select:
         return Select(indices).to(next(layer.parameters()).device)
 
-    def _patches(self) -> Iterator[tuple[Node, list[Any]]]:
+    def patches(self) -> Iterator[tuple[Node, list[Any]]]:
         """Views whose shape is told in numbers that are no longer right."""
         for node, shape in self.shapes.items():
             told = list(node.args[1:])
@@ -189,7 +197,7 @@ class Cut:
     def first_misfit(self, example_input: Any) -> Node | None:
         """The first node that fails, or whose value has another shape than was planned."""
         inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
-        patches, given = dict(self._patches()), iter(inputs)
+        patches, given = dict(self.patches()), iter(inputs)
         values: dict[Node, Any] = {}
         was_training = self.model.training
         self.model.eval()
@@ -226,7 +234,9 @@ class Cut:
         return own.call(node, values)
 
 
-def _sliced(tensor: Tensor, sets: list[Tensor]) -> Tensor:
-    for dimension, one in enumerate(sets):
-        tensor = tensor.index_select(dimension, torch.nonzero(one).flatten().to(tensor.device))
+def sliced(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """These indices along the first dimensions of a tensor."""
+    for dimension, one in enumerate(indices):
+        if len(one) < tensor.shape[dimension]:
+            tensor = tensor.index_select(dimension, one.to(tensor.device))
     return tensor

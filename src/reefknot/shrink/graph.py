@@ -22,7 +22,7 @@ from torch.fx.node import Node, map_arg
 from torch.utils._pytree import tree_map
 
 from reefknot.shrink.masks import Masks, is_barrier, is_tracked, over_all_but
-from reefknot.shrink.rules import claims, varies
+from reefknot.shrink.rules import claims, trained, varies
 from reefknot.shrink.trace import Trace, Unfollowed, trace
 
 NOT_KNOWN = "what it does to single elements is not known here"
@@ -57,13 +57,22 @@ def dead_elements(model: nn.Module, example_input: Any) -> dict[str, Tensor]:
     return analyse(model, example_input).dead
 
 
-def analyse(model: nn.Module, example_input: Any) -> Analysis:
-    """Look for what is dead; the model stays as it is, and is looked at in evaluation."""
+def analyse(model: nn.Module, example_input: Any, *, training: bool = False) -> Analysis:
+    """Look for what is dead; the model stays as it is, and is looked at in evaluation.
+
+    With `training` only zeros stay as they are, all other parameters may become anything.
+    """
     own = trace(model, example_input)
-    masks = Masks(own)
+    masks = Masks(own, training=training)
     for node in own.graph.nodes:
         if node.op != "output":
             masks.varies[node] = varies(masks, node)
+            if training:
+                masks.varies[node] = tree_map(
+                    lambda one, other: one | other if is_tracked(one) else one,
+                    masks.varies[node],
+                    trained(masks, node),
+                )
     needed, _ = _backward(masks, lenient=False)
     _, alive = _backward(masks, lenient=True)
     dead, unfollowed = dict[str, Tensor](), list(own.unfollowed)

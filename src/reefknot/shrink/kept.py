@@ -159,6 +159,8 @@ class Kept:
     def _obstacle(self, node: Node, layer: Weighted) -> str:
         """Why a layer cannot add a constant input to its bias."""
         module = self.trace.module(node)
+        if self.masks.training:
+            return "is trained with the constant"
         if len(layer.names) < 2:
             return "has no bias to hold the constant"
         if self.trace.kind(node) == "linear":

@@ -57,6 +57,7 @@ class Masks:
 
     trace: Trace
     varies: dict[Node, Any] = field(default_factory=dict)
+    training: bool = False  # parameters vary, too, unless they are zero; so do batch statistics
 
     def nonzero(self, node: Node) -> Any:
         """Which elements of a node's value can be anything but zero."""

@@ -92,6 +92,21 @@ def _scaled(masks: Masks, node: Node, given: dict[Node, Any]) -> Tensor:
     return scale & given[node.args[0]]  # type: ignore[index]
 
 
+def trained(masks: Masks, node: Node) -> Any:
+    """Which elements of a node's value change when parameters that are not zero are trained."""
+    value, layer = masks.trace.values[node], weighted(masks.trace, node)
+    if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
+        return value != 0
+    if layer is not None:
+        weights = [(tensor != 0).float() for tensor in layer.tensors]
+        return layer.run(masks.nonzero(layer.source).float(), *weights) > 0
+    if masks.trace.kind(node) == "prelu":
+        return masks.nonzero(masks.tracked(node)[0])
+    if masks.trace.kind(node) in ("batchnorm", "layernorm", "embedding"):
+        return all_of(value, True)
+    return all_of(value, False)
+
+
 # -- backward --------------------------------------------------------------------------------
 
 
@@ -162,7 +177,8 @@ def _claims_of_norm(masks: Masks, node: Node, needed: Tensor) -> Iterator[Claim]
         return
     unit = over_all_but(needed, 1)
     scaled = unit if weight is None else unit & (weight != 0)
-    yield source, needed & along(scaled, needed, 1)
+    wanted = torch.ones_like(needed) if masks.training else needed  # a batch shares its mean
+    yield source, wanted & along(scaled, needed, 1)
     yield from ((f"{node.target}.{key}", unit) for key, _ in module.named_parameters())
     yield from ((f"{node.target}.{key}", scaled) for key in ("running_mean", "running_var"))
 

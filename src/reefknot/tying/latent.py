@@ -13,7 +13,7 @@ again. What was fixed at zero before stays there; a cluster that runs empty keep
 Everything runs in torch, on the weights' own device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -125,6 +125,12 @@ class LatentWeights:
         """The center of each latent weight, as the weights' type holds it."""
         table = torch.from_numpy(centers).to(self.weights.dtype).to(self.weights.device)
         return table[self.clusters.int()]
+
+    def fixed_zeros(self) -> Iterator[tuple[str, Tensor]]:
+        """Of each member where it has no latent weights."""
+        self._follow_moves()
+        for name in self.group.members:
+            yield name, ~self._full(name)[0]
 
     # -- layout and saving ------------------------------------------------------------------
 

@@ -86,3 +86,11 @@ def test_values_of_all_layers_are_one_table_where_that_is_smaller():
     bias = np.zeros(20, np.float32)
     assert len(weight_bits([Matrix("a", one, bias), Matrix("b", one, bias)]).values) == 1
     assert len(weight_bits([Matrix("a", one, bias), Matrix("b", other, bias)]).values) == 2
+
+
+def test_a_bias_may_have_a_value_that_only_another_layer_has():
+    one = Matrix("a", np.array([[0.5, 2.0]], np.float32), np.zeros(1, np.float32))
+    two = Matrix("b", np.array([[0.5, 0.5]], np.float32), np.array([2.0], np.float32))
+    coded = weight_bits([one, two])
+    assert coded.biases == "coded"
+    assert read_back(coded, [(1, 2), (1, 2)])[1][1] == 2.0

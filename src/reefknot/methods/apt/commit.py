@@ -84,6 +84,10 @@ class Commit(Phase):
             for latent in self.latent:
                 latent.renew_place_bits()
 
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """All that has no latent weight behind it."""
+        return {name: zeros for latent in self.latent for name, zeros in latent.fixed_zeros()}
+
     def state_dict(self) -> Saved:
         """The step, the price, and all latent weights."""
         saved = super().state_dict() | self.controller.state_dict()

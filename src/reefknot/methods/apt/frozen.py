@@ -9,6 +9,8 @@ Unaware   of how the clusters were found.
 from collections.abc import Callable
 from typing import ClassVar
 
+from torch import Tensor
+
 from reefknot.methods.apt.phase import Phase
 from reefknot.methods.apt.weights import TiedWeights
 from reefknot.methods.hooks import Step
@@ -47,3 +49,7 @@ class Frozen(Phase):
         self.weights.retie()
         if step.ends_round:
             self.step += 1
+
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """All that is in a zero cluster."""
+        return self.weights.zeros()

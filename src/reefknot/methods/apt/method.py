@@ -146,6 +146,10 @@ class _ParameterTying(TiedWeights):
             self._density(),
         )
 
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """The zeros that the phase has fixed."""
+        return self.phase.fixed_zeros()
+
     def harden(self) -> None:
         """Go to the last phase at once: clusters are frozen."""
         self._require_soft()

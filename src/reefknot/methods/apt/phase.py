@@ -50,6 +50,10 @@ class Phase(ABC):
     def after_step(self, step: Step) -> None:
         """Follow the weights that an optimizer has moved."""
 
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """By name, which elements of parameters stay zero as long as the phase lasts."""
+        return {}
+
     def state_dict(self) -> Saved:
         """What the phase needs to go on exactly here."""
         return {"phase_step": self.step}

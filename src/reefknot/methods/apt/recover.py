@@ -9,6 +9,8 @@ Unaware   of how the network came to be sparse.
 from collections.abc import Callable
 from typing import ClassVar
 
+from torch import Tensor
+
 from reefknot.methods.apt.phase import Phase
 from reefknot.methods.apt.weights import TiedWeights
 from reefknot.methods.hooks import Step
@@ -54,3 +56,7 @@ class Recover(Phase):
             self.weights.refit()
         else:
             self.weights.refresh()
+
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """All that is in a zero cluster."""
+        return self.weights.zeros()

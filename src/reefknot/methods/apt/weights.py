@@ -5,6 +5,8 @@ Gives     verbs on all of them: first clusters, k-means, zeros that stay, cluste
 Unaware   of phases and their order.
 """
 
+from torch import Tensor
+
 from reefknot.methods.tied import TyingMethod
 from reefknot.tying.group import Start
 
@@ -44,6 +46,11 @@ class TiedWeights(TyingMethod):
         """What is fixed at zero goes back to it."""
         for group in self.groups:
             group.hold_zeros()
+
+    def zeros(self) -> dict[str, Tensor]:
+        """By name, which elements are in a zero cluster."""
+        held = [group for group in self.groups if group.zero_cluster is not None]
+        return {name: ~group.alive(name) for group in held for name in group.members}
 
     def freeze(self, *, zero_cluster: bool) -> None:
         """Each weight to its center, for good."""

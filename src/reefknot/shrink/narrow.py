@@ -1,0 +1,95 @@
+"""Training without the units that fixed zeros have made dead, exactly: cheaper steps.
+
+Takes     a model that is trained, which of its elements are zero and stay so, and an example input.
+Gives     `Narrowed`: called instead of the model, it computes with slices of its parameters.
+Unaware   of methods, optimizers and phases.
+
+Parameters, and whatever optimizers and methods remember of them, keep their shapes: only forward
+and backward are cut. A gradient arrives at each parameter through its slice, and is zero
+elsewhere, as it would have been but for fixed zeros, which do not follow theirs. So there is
+nothing to carry over, to scatter back or to save. Dropout draws other random numbers, since it has
+fewer to draw; the statistics of channels that were left out are no longer estimated.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.fx.node import Node
+
+from reefknot.shrink.cut import Cut, sliced
+from reefknot.shrink.graph import analyse
+from reefknot.shrink.kept import Kept
+from reefknot.shrink.masks import weighted
+
+
+class Narrowed:
+    """A model's function, on the part of it that its fixed zeros leave alive.
+
+    `macs` are the multiplications of dense layers and convolutions for one example, before and
+    after. The model must keep its parameters; make another one when more zeros are fixed.
+    """
+
+    def __init__(self, model: nn.Module, fixed: Mapping[str, Tensor], example_input: Any) -> None:
+        self.model = model
+        found = analyse(_generic(model, fixed), example_input, training=True)
+        is_plain = type(model) is nn.Sequential
+        whole: frozenset[Node] = frozenset()
+        while True:
+            cut = Cut(model, found, Kept(found, whole), selects=is_plain)
+            odd = cut.first_misfit(example_input)
+            if odd is None and isinstance(cut.result(), fx.GraphModule):
+                odd = next(iter(dict(cut.patches())))  # traced code is for evaluation only
+            if odd is None:
+                break
+            whole |= {odd}
+        self._small, self._slices = cut.result(), cut.slices
+        self.macs = _macs(cut)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the model gives for these inputs, up to rounding."""
+        self._small.train(self.model.training)
+        parameters = {
+            name: sliced(tensor, self._slices.get(name, ()))
+            for name, tensor in self.model.named_parameters()
+        }
+        outputs = functional_call(self._small, parameters, inputs)
+        if self.model.training:
+            self._return_buffers()
+        return outputs
+
+    def _return_buffers(self) -> None:
+        """Running statistics of the channels that were computed go to their places."""
+        own = dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, new in self._small.named_buffers():
+                if name in own and name in self._slices:
+                    [indices] = self._slices[name]
+                    own[name].index_copy_(0, indices.to(new.device), new)
+                elif name in own:
+                    own[name].copy_(new)
+
+
+def _generic(model: nn.Module, fixed: Mapping[str, Tensor]) -> nn.Module:
+    """A copy with zeros where they are fixed, and nowhere else."""
+    generic = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in generic.named_parameters():
+            parameter[parameter == 0] = 1.0
+            if name in fixed:
+                parameter[fixed[name].to(parameter.device)] = 0.0
+    return generic
+
+
+def _macs(cut: Cut) -> tuple[int, int]:
+    before = after = 0
+    for node in cut.trace.graph.nodes:
+        layer = weighted(cut.trace, node) if node.op.startswith("call_") else None
+        if layer is not None:
+            before += cut.trace.values[node].numel() * layer.tensors[0][0].numel()
+            weight = cut.model.get_parameter(layer.names[0])
+            after += int(torch.tensor(cut.kept.count(node)).prod()) * weight[0].numel()
+    return before, after
