@@ -101,7 +101,8 @@ def html(
     facts = f"{state.num_weights:,} weights, {rate_file(state, len(data)):,.0f} times smaller than "
     facts += "in float32"
     if record.get("test_error") is not None:
-        facts += f", {record['test_error']:.2f} % error on the test images of {record['data']}"
+        tested_on = str(record.get("data")).removesuffix("-warped")  # training images are warped
+        facts += f", {record['test_error']:.2f} % error on the test images of {tested_on}"
     page = _page(data, network, width, pixels, f"{name} in {len(data):,} bytes", facts)
     write_atomically(out, page)
     return Page(Path(out), len(page), len(data))
