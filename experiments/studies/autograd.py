@@ -1,12 +1,13 @@
 """The pull to the centers beside automatic differentiation of the k-means penalty.
 
-Takes     LeNet-300-100, K = 8, SGD, a refit after each of 200 steps, so that each weight is in the
-          cluster of its nearest center; float64, where rounding cannot hide a difference.
-Gives     how far the two networks are apart at the end, and how far both went.
+Takes     LeNet-300-100, K = 8, SGD, a refit after each of 100 steps; float64, where rounding cannot
+          hide a difference. The penalty is written in both ways of the paper's equation 1: over the
+          clusters that k-means gave, and with the minimum over all centers.
+Gives     how far each network is from ours at the end, and how far ours went.
 Paper     section 4: the naive way needs O(NK) time and memory, and the results are comparable.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +19,23 @@ from reefknot.runs.training import Batches
 from reefknot.zoo import DATASETS, NETWORKS
 
 MINUTES = 1.0
-STEPS, K, STRENGTH, LR = 200, 8, 1e-3, 0.05
+STEPS, K, STRENGTH, LR = 100, 8, 1e-3, 0.05
 
 
 def cases(done: dict[str, Any]) -> dict[str, Any]:
     """One comparison."""
-    return {"both": {}}
+    return {"all": {}}
 
 
 def measure() -> dict[str, Any]:
-    """Train twice on the same batches."""
-    start = vector(_network())
-    ours, naive = _train(naively=False), _train(naively=True)
+    """Train three times on the same batches."""
+    start, ours = vector(_network()), _train(None)
     return {
         "steps": scaled(STEPS),
         "num_weights": len(ours),
-        "largest_weight": float(ours.abs().max()),
         "largest_move": float((ours - start).abs().max()),
-        "largest_difference": float((ours - naive).abs().max()),
+        "difference_assigned": float((ours - _train("assigned")).abs().max()),
+        "difference_nearest": float((ours - _train("nearest")).abs().max()),
     }
 
 
@@ -49,21 +49,24 @@ def _batches() -> Batches:
     return Batches(images.double(), labels, 128, 0)
 
 
-def _train(*, naively: bool) -> Tensor:
+def _train(naive: Literal["assigned", "nearest"] | None) -> Tensor:
     """With the method's own pull, or with none and the penalty in the objective."""
     model, batches = _network(), _batches()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    tie = reefknot.APT(model, K, 0.0 if naively else STRENGTH, refit_every=1)
+    tie = reefknot.APT(model, K, 0.0 if naive else STRENGTH, refit_every=1)
     tie.attach(optimizer)
+    (group,) = tie.groups
     for step in range(scaled(STEPS)):
         inputs, labels = batches[step]
         optimizer.zero_grad()
         objective = cross_entropy(model(inputs), labels)
-        if naively:
+        if naive:
             weights = nn.utils.parameters_to_vector(model.parameters())
-            centers = torch.from_numpy(tie.groups[0].centers)
-            distances = (weights[:, None] - centers).square()  # N x K
-            objective = objective + STRENGTH * distances.min(1).values.sum() / 2
+            distances = (weights[:, None] - torch.from_numpy(group.centers)).square()  # N x K
+            own = [group.assignment(name).flatten().long() for name in group.members]
+            chosen = torch.cat(own) if naive == "assigned" else distances.argmin(1)
+            penalty = distances.gather(1, chosen[:, None]).sum() / 2
+            objective = objective + STRENGTH * penalty
         objective.backward()
         optimizer.step()
     return vector(model)
@@ -71,4 +74,4 @@ def _train(*, naively: bool) -> Tensor:
 
 def data(done: dict[str, Any]) -> dict[str, Any]:
     """The one comparison."""
-    return done["both"]
+    return done["all"]
