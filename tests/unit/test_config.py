@@ -569,3 +569,11 @@ def test_any_configuration_reads_back_equal(
         }
     )
     assert there_and_back(config, tmp_path_factory.getbasetemp()) == config
+
+
+def test_shrinking_while_training_is_asked_for():
+    table = {"model": "lenet-300-100", "data": "mnist", "method": "sparse_apt"}
+    assert not make_config(table).training.shrink
+    assert make_config(table | {"training": {"shrink": True}}).training.shrink
+    with pytest.raises(ConfigError, match=r"training\.shrink must be true or false, found 1"):
+        make_config(table | {"training": {"shrink": 1}})

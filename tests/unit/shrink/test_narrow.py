@@ -96,10 +96,10 @@ def run_once(shrink):
     ).double()  # fmt: skip
     inputs = torch.randn(64, 1, 8, 8, dtype=torch.float64)
     labels = (inputs[:, 0, :4].mean((1, 2)) > 0).long()
-    tie = reefknot.SparseAPT(model, target_bytes=400, steps=150)
+    tie = reefknot.SparseAPT(model, target_density=0.01, steps=50)
     optimizer = torch.optim.SGD(tie.parameter_groups(), lr=0.05, momentum=0.9)
     tie.attach(optimizer)
-    plan = Plan(steps=150, soft_steps=None, lr=0.05, hard_lr=0.05, decay="phases")
+    plan = Plan(steps=50, soft_steps=None, lr=0.05, hard_lr=0.05, decay="phases")
     batches = Batches(inputs, labels, 16, seed=0)
     steps = train(model, tie, optimizer, batches, plan, shrink=shrink)
     losses = [progress.loss for progress in steps if progress.event == "step"]
