@@ -136,7 +136,7 @@ _HEADER = """/* Written by reefknot. */
 typedef {type} net_input;
 
 /* Reads NET_INPUTS values and writes NET_OUTPUTS; one call at a time. */
-void net_run(const net_input *input, float *output);
+void net_run(const {type} *input, float *output);
 
 #endif
 """

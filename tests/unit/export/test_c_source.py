@@ -288,7 +288,7 @@ def test_the_command_writes_both_files_and_tells_sizes(tmp_path):
     assert f"wrote {tmp_path}/net/net.c and {tmp_path}/net/net.h" in done.output
     header = (tmp_path / "net" / "net.h").read_text()
     assert "#define NET_ARENA_BYTES 528 " in header
-    assert "void net_run(const net_input *input, float *output);" in header
+    assert "void net_run(const float *input, float *output);" in header
     for chip in CHIPS.values():
         assert chip.name in done.output
 
