@@ -232,6 +232,15 @@ def test_inputs_are_worth_more_than_none(tmp_path):
     assert results[1] < 0.9 * results[0]
 
 
+def test_with_inputs_it_is_the_outputs_that_are_warned_of(tmp_path):
+    model, batches = images_net()
+    poor = reefknot.pack(model, tmp_path / "m.reef", size=5_500, inputs=batches)
+    assert poor.outputs.relative_error > 0.3
+    assert [w for w in poor.warnings if "outputs are off by" in w] == poor.warnings != []
+    good = reefknot.pack(model, tmp_path / "m.reef", size=20_000, inputs=batches)
+    assert good.outputs.relative_error < 0.1 and good.warnings == []
+
+
 def test_an_error_of_the_outputs_is_a_budget(tmp_path):
     model, batches = images_net()
     packed = reefknot.pack(model, tmp_path / "m.reef", error=0.1, inputs=batches)

@@ -40,6 +40,16 @@ def network_error(changes: Iterable[Change]) -> float:
 
 def warnings_about(changes: Sequence[Change]) -> list[str]:
     """What people should know about before they use the result: a sentence each."""
+    return _energy_lost(changes) + not_finite(changes)
+
+
+def not_finite(changes: Sequence[Change]) -> list[str]:
+    """A sentence about tensors that no packing touches."""
+    odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
+    return [f"NaN or infinity is in {', '.join(odd)}, which is kept exactly"] if odd else []
+
+
+def _energy_lost(changes: Sequence[Change]) -> list[str]:
     lost = [change for change in changes if change.relative_error**2 > MUCH_ENERGY]
     lost.sort(key=lambda change: -change.relative_error)
     found = []
@@ -51,9 +61,6 @@ def warnings_about(changes: Sequence[Change]) -> list[str]:
             f"sum of their squares: {named}; outputs may be far off: allow more clusters or a "
             "higher density, keep these, or train with tying"
         )
-    odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
-    if odd:
-        found.append(f"NaN or infinity is in {', '.join(odd)}, which is kept exactly")
     return found
 
 

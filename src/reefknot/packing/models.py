@@ -194,8 +194,22 @@ class _Search:
             share = min(max((y - aim) / (y - v), 0.05), 0.95)
             return float(2.0 ** (x + share * (u - x)))
         x, y = min(self._points, key=lambda point: abs(point[1] - aim))
-        slope = 0.5 if self._limit is None else -0.35  # of logarithms
-        return float(2.0 ** (x + 1.15 * min(max(math.log2(aim / max(y, 1e-9)) / slope, -6), 6)))
+        apart = math.log2(aim / max(y, 1e-9))
+        return float(2.0 ** (x + 1.1 * min(max(apart / self._slope(), -6), 6)))
+
+    def _slope(self) -> float:
+        """Of what is limited over the price, both as logarithms."""
+        if self._limit is None:
+            return 0.5
+        # Far from zero four times the price is a bit less; near zero bits run out more slowly.
+        bits = 8 * self._limit / self._elements
+        expected = -0.5 / (bits + 0.75)
+        if len(self._points) > 1:
+            (x, y), (u, v) = self._points[-2:]
+            if x != u:
+                found = math.log2(max(v, 1e-9) / max(y, 1e-9)) / (u - x)
+                return min(max(found, 2 * expected), expected / 4)
+        return expected
 
     def _pass(self, price: float) -> tuple[bytes, Packed]:
         model, changes = self._packer.at(price)

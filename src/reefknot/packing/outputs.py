@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from reefknot.packing.calibration import call
 
+FAR_OFF, AGREEING = 0.3, 0.9  # relative error and agreement, beyond which people are warned
+
 
 @dataclass(frozen=True)
 class OutputChange:
@@ -33,6 +35,17 @@ class OutputChange:
             f"{self.relative_error:.4f}, cosine {self.cosine:.5f}, "
             f"largest output the same for {100 * self.agreement:.1f} %"
         )
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence, if the outputs are far off."""
+        if self.relative_error <= FAR_OFF and self.agreement >= AGREEING:
+            return []
+        return [
+            f"outputs are off by {100 * self.relative_error:.0f} % of their norm, and the largest "
+            f"one is another for {100 * (1 - self.agreement):.0f} % of the inputs: measure what "
+            "you need before you use the file, allow more bytes, or give more inputs"
+        ]
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from reefknot.files import check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
-from reefknot.packing.changes import Change, network_error, warnings_about
+from reefknot.packing.changes import Change, network_error, not_finite, warnings_about
 from reefknot.packing.clustering import Plan, Settings, Tensor, check_patterns
 from reefknot.state import Codebook, TiedState, TiedTensor
 from reefknot.tensorfile import (
@@ -73,7 +73,10 @@ class Packed:
     @property
     def warnings(self) -> list[str]:
         """What people should know before they use the file: a sentence each."""
-        return warnings_about(self.changes)
+        if self.outputs is None:
+            return warnings_about(self.changes)
+        # Errors of weights that inputs make up for are no loss: outputs tell.
+        return [*self.outputs.warnings, *not_finite(self.changes)]
 
 
 class Ties(Protocol):
