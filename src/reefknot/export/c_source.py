@@ -97,7 +97,7 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     bits = weight_bits(matrices, scaled=scaled)
     tables = bits.flash_bytes + 4 * bits.num_biases * scaled
     parts = [
-        _LICENCE,
+        _TITLE,
         '#include "net.h"\n\n#include <float.h>\n#include <string.h>\n',
         _FLASH,
         _switches(planned, bits, as_bytes, scaled),
@@ -120,7 +120,7 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     return header, "\n".join(parts), (tables, 4 * planned.arena)
 
 
-_LICENCE = "/* Written by reefknot: a network and all that runs it. C99, no allocation. */\n"
+_TITLE = "/* Written by reefknot: a network and all that runs it. C99, no allocation. */\n"
 
 _HEADER = """/* Written by reefknot. */
 #ifndef NET_H

@@ -8,7 +8,7 @@
        if (reef_read(data, size, memory, memory_size, limit, &file) != REEF_FINE) puts(file.why);
 
    `memory` is aligned to 8 bytes. 256 KB, and three times what the tensors take up, are enough for all
-   but files with thousands of tensors; kept tensors take 270 KB more for each of their types. */
+   but files with thousands of tensors or values; kept tensors take 270 KB more for each of their types. */
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
