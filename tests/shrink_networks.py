@@ -101,6 +101,24 @@ class Grouped(nn.Module):
         return self.head(self.pool(x).view(-1, 36))
 
 
+class Shuffled(nn.Module):
+    """Channels shuffled between groups, by a view whose numbers are partly computed; a gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1, groups=2)
+        self.gate, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.example = torch.rand(1, 3, 4, 4)
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        size, _, height, width = x.shape
+        x = x.view(size, 2, 4, height, width).transpose(1, 2).reshape(size, 8, height, width)
+        x = self.second(x)
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3))))[:, :, None, None]
+        return self.head(x.mean((2, 3)))
+
+
 def _mlp():
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 3)
@@ -116,6 +134,7 @@ NETWORKS = {
     "concatenation": Concatenation,
     "transformer mlp": TransformerMlp,
     "grouped": Grouped,
+    "shuffled": Shuffled,
 }
 
 

@@ -230,6 +230,12 @@ def _reshape(graph: Graph, node: Node) -> str:
     return graph.add("Reshape", [graph.source(node), graph.whole(first, *shape[1:])])
 
 
+def _getitem(graph: Graph, node: Node) -> str:
+    if graph.value(node).numel() != graph.value(node.args[0]).numel():
+        graph.refuse(node, "of indexing only new dimensions are known")
+    return _reshape(graph, node)
+
+
 def _transpose(graph: Graph, node: Node) -> str:
     """The order of dimensions, told by an array whose sizes are all different."""
     source: Any = node.args[0]
@@ -322,6 +328,7 @@ def _binary(operator: str) -> Callable[[Graph, Node], str]:
 _WRITERS: dict[str, Callable[[Graph, Node], str]] = {
     "linear": _linear, "conv": _conv, "batchnorm": _batchnorm, "layernorm": _layernorm,
     "prelu": _prelu, "embedding": _embedding, "indexselect": _select, "cat": _cat,
+    "getitem": _getitem,
     "relu": _unary("Relu"), "sigmoid": _unary("Sigmoid"), "tanh": _unary("Tanh"),
     "softsign": _unary("Softsign"), "mish": _unary("Mish"), "hardswish": _unary("HardSwish"),
     "neg": _unary("Neg"), "abs": _unary("Abs"), "exp": _unary("Exp"), "sqrt": _unary("Sqrt"),

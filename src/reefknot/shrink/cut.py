@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import Node
+from torch.fx.node import Node, map_arg
 
 from reefknot.shrink.graph import Analysis
 from reefknot.shrink.kept import Kept
@@ -164,7 +164,7 @@ class Cut:
         graph, copies = fx.Graph(), dict[Node, Any]()
         graph.output(graph.graph_copy(self.trace.graph, copies))
         for old, arguments in patches.items():
-            copies[old].args = (copies[old].args[0], *arguments)
+            copies[old].args = (copies[old].args[0], *map_arg(arguments, copies.__getitem__))
         for old, indices in self.selected.items():
             name, new = f"{old.target}_inputs", copies[old]
             parent, _, key = name.rpartition(".")
@@ -212,7 +212,7 @@ class Cut:
                 elif node.op != "output":
                     try:
                         values[node] = self._rerun(own, node, values, patches)
-                    except (RuntimeError, ValueError, IndexError):
+                    except (RuntimeError, ValueError, IndexError, TypeError):
                         return node
                     if isinstance(values[node], Tensor) and not self.kept.fits(node, values[node]):
                         return node
@@ -225,7 +225,7 @@ class Cut:
                 node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
             )
             assert isinstance(node.args[0], Node)
-            return function(values[node.args[0]], *patches[node])  # type: ignore[operator]
+            return function(values[node.args[0]], *map_arg(patches[node], values.__getitem__))  # type: ignore[operator]
         if node in self.selected:
             source = node.args[0]
             assert isinstance(source, Node)

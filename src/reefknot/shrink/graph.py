@@ -67,12 +67,8 @@ def analyse(model: nn.Module, example_input: Any, *, training: bool = False) -> 
     for node in own.graph.nodes:
         if node.op != "output":
             masks.varies[node] = varies(masks, node)
-            if training:
-                masks.varies[node] = tree_map(
-                    lambda one, other: one | other if is_tracked(one) else one,
-                    masks.varies[node],
-                    trained(masks, node),
-                )
+            if training and is_tracked(own.values[node]):
+                masks.varies[node] = masks.varies[node] | trained(masks, node)
     needed, _ = _backward(masks, lenient=False)
     _, alive = _backward(masks, lenient=True)
     dead, unfollowed = dict[str, Tensor](), list(own.unfollowed)
