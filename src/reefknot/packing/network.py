@@ -53,7 +53,7 @@ class Packer:
             self._look()
         packed = copy.deepcopy(self.model).float().eval()
         network = Network(packed, list(self.batches))
-        original = Network(copy.deepcopy(self.model).float().eval(), list(self.batches))
+        original = Network(_ready(self.model), list(self.batches))
         for either in (network, original):
             either.generator.manual_seed(0)  # the same positions are looked at in both
         sites, twins = network.sites(), original.sites()
@@ -79,7 +79,7 @@ class Packer:
 
     def _look(self) -> None:
         """What the original network's norm layers get from these inputs."""
-        network = Network(copy.deepcopy(self.model).float().eval(), list(self.batches))
+        network = Network(_ready(self.model), list(self.batches))
         self._sites = network.sites()
         for site in self._sites:
             if site.norm is not None:
@@ -145,6 +145,13 @@ class Packer:
         weight.copy_(to_tensor(book.values[indices], dtype))
         change = loss.change(name, f"tied to {len(book):,} values")
         return replace(change, bits=entropy(np.bincount(indices.ravel())))
+
+
+def _ready(model: nn.Module) -> nn.Module:
+    """The model in float32 and evaluation; itself, which nobody changes, if that is what it is."""
+    if model.training or any(p.dtype != torch.float32 for p in model.parameters()):
+        return copy.deepcopy(model).float().eval()
+    return model
 
 
 def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
