@@ -223,7 +223,7 @@ def main():
         ("packing_vgg", packing_vgg),
     ):
         path = RESULTS / f"{name}.json"
-        if not path.exists():
+        if not path.exists() or f"<!-- {name} -->" not in text:
             continue
         result = json.loads(path.read_text())
         before, _, rest = text.partition(f"<!-- {name} -->\n")

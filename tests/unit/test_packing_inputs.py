@@ -12,7 +12,7 @@ import reefknot
 from reefknot.errors import ConfigError, UserCodeError
 from reefknot.packing.calibration import Moments, Network, patches, sampled
 from reefknot.packing.clustering import Settings
-from reefknot.packing.feedback import feedback
+from reefknot.packing.feedback import feedback, making_up
 from reefknot.packing.inputs import natural, random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.norms import Statistics, make_canonical, renew
@@ -153,12 +153,31 @@ def test_inputs_of_a_site_are_those_of_its_module(make):
 
 
 def test_moments_are_those_of_all_inputs():
-    x, moments = torch.randn(50, 2, 5, generator=seeded()), Moments()
-    for part in x.split(20):
-        moments.add(part)
-    assert torch.allclose(moments.second[1], x[:, 1].T @ x[:, 1], atol=1e-4)
-    assert torch.allclose(moments.first, x.sum(0), atol=1e-4)
-    assert moments.count == 50
+    x, y = torch.randn(2, 50, 2, 5, generator=seeded())
+    moments = Moments(2, 5)
+    for part, twin in zip(x.split(20), y.split(20), strict=True):
+        moments.add(part, twin)
+    moments.finish()
+    assert torch.allclose(moments.second[1], x[:, 1].T @ x[:, 1] / 50, atol=1e-4)
+    assert torch.allclose(moments.cross[0], y[:, 0].T @ x[:, 0] / 50, atol=1e-4)
+    assert torch.allclose(moments.first, x.mean(0), atol=1e-4)
+    assert torch.allclose(moments.original_first, y.mean(0), atol=1e-4)
+
+
+def test_a_layer_undoes_errors_in_front_of_it():
+    x, weights = (
+        torch.randn(500, 1, 8, generator=seeded()),
+        torch.randn(1, 4, 8, generator=seeded(1)),
+    )
+    y = 0.5 * x  # what a packed network made of it
+    moments = Moments(1, 8)
+    moments.add(y, x)
+    moments.finish()
+    aims = making_up(weights, moments.second, moments.cross)
+    # Twice as large would undo all of it; the ridge leaves 1 / (1 + 0.2) of the way there.
+    assert torch.allclose(aims, weights * (1 + 1 / 1.2), rtol=0.1, atol=0.05)
+    same = making_up(weights, moments.second, moments.second)
+    assert torch.allclose(same, weights)
 
 
 # -- norms ----------------------------------------------------------------------------------

@@ -36,23 +36,31 @@ class Site:
     after: str = ""  # of a norm: the weight whose products it gets as they are
 
 
-@dataclass
 class Moments:
-    """First and second moments of inputs, and how many there were; one matrix for each group."""
+    """Sums over inputs in the packed network, and over the same inputs in the original one.
 
-    second: Tensor | None = None  # (groups, in, in)
-    first: Tensor | None = None  # (groups, in)
-    count: int = 0
+    One matrix for each group of a convolution; all are means once `finish` was called.
+    """
 
-    def add(self, inputs: Tensor) -> None:
+    def __init__(self, groups: int, width: int) -> None:
+        self.second = torch.zeros(groups, width, width)  # packed with packed
+        self.cross = torch.zeros(groups, width, width)  # original with packed
+        self.first, self.original_first = torch.zeros(2, groups, width)
+        self.count = 0
+
+    def add(self, inputs: Tensor, originals: Tensor) -> None:
         """Count inputs of the shape (n, groups, in)."""
-        parts = inputs.transpose(0, 1).float()  # (groups, n, in)
-        if self.second is None or self.first is None:
-            self.second = torch.zeros(len(parts), parts.shape[2], parts.shape[2])
-            self.first = torch.zeros(len(parts), parts.shape[2])
-        torch.baddbmm(self.second, parts.mT, parts, out=self.second)
-        self.first += parts.sum(1)
-        self.count += parts.shape[1]
+        packed, original = (x.transpose(0, 1).float() for x in (inputs, originals))
+        torch.baddbmm(self.second, packed.mT, packed, out=self.second)
+        torch.baddbmm(self.cross, original.mT, packed, out=self.cross)
+        self.first += packed.sum(1)
+        self.original_first += original.sum(1)
+        self.count += packed.shape[1]
+
+    def finish(self) -> None:
+        """Make means of the sums."""
+        for total in (self.second, self.cross, self.first, self.original_first):
+            total /= max(self.count, 1)
 
 
 class _StopError(Exception):

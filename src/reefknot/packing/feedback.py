@@ -24,6 +24,7 @@ BLOCK = 128  # columns whose errors are handed on together
 MOST = 1000  # steps away from zero
 STEP_BITS = 8  # of a step, so that its multiples are short numbers
 SAMPLE = 96  # rows that tell how frequent each multiple will be
+RIDGE = 0.2  # of the mean second moment
 PRIOR = 8.0  # elements that the frequency in a row or a column is shrunk with
 
 
@@ -72,6 +73,20 @@ def feedback(
         near, missed = _walk(part, factors, cost, step, price, near)
     error = float((np.square(missed, dtype=np.float64) * cost).sum())
     return Fed(np.ascontiguousarray(near[:, back]), step, error)
+
+
+def making_up(weights: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> torch.Tensor:
+    """Weights that give on the packed network's inputs what they gave on the original's.
+
+    The least squares of W·x − V·y over V, x being original inputs and y packed ones, drawn towards
+    W by RIDGE: so a layer undoes what it can of the errors in front of it. Each has a dimension of
+    groups in front; `cross` is the mean of x·yᵀ.
+    """
+    width = second.shape[-1]
+    ridge = RIDGE * second.diagonal(dim1=1, dim2=2).mean(1) + 1e-12
+    damped = second + ridge[:, None, None] * torch.eye(width)
+    missing = torch.bmm(weights, cross - second).mT.contiguous()
+    return weights + torch.cholesky_solve(missing, torch.linalg.cholesky(damped)).mT
 
 
 def _decompose(moments: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,8 @@ Takes     a model, batches of unlabelled inputs, and the price of a bit.
 Gives     a copy of the model whose weights have few values, and what was done to each tensor.
 Unaware   of files and of budgets: one price for the whole network is the allocation.
 
-Each weight is packed for the inputs that it gets in the network that is packed so far; BatchNorm
+Each weight is packed for the inputs that it gets in the network that is packed so far, and aims at
+what it gave in the original one, so that a layer undoes errors in front of it; BatchNorm
 statistics are renewed on the way, and biases make up for the mean of what is lost. A tensor that
 is read, not multiplied (an embedding), or never met, is packed by its own values at the same price.
 """
@@ -23,7 +24,7 @@ from reefknot.dtypes import DTYPES
 from reefknot.packing.calibration import Moments, Network, Site
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Settings
-from reefknot.packing.feedback import feedback
+from reefknot.packing.feedback import feedback, making_up
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantiser import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantise
 from reefknot.tensors import dtype_for, to_array, to_tensor
@@ -52,8 +53,10 @@ class Packer:
             self._look()
         packed = copy.deepcopy(self.model).float().eval()
         network = Network(packed, list(self.batches))
-        network.generator.manual_seed(0)
-        sites = network.sites()
+        original = Network(_ready(self.model), list(self.batches))
+        for either in (network, original):
+            either.generator.manual_seed(0)  # the same positions are looked at in both
+        sites, twins = network.sites(), original.sites()
         changes: dict[str, Change] = {}
         for number, site in enumerate(sites):
             if site.norm is not None:
@@ -61,7 +64,8 @@ class Packer:
                     found = Statistics.of(network.inputs(site, sites, self.positions))
                     renew(site.norm, self._statistics[site.name], found)
             elif self._is_packed(site.name):
-                change = self._pack_site(network, site, sites, price)
+                moments = self._moments(site, network, sites, original, twins)
+                change = self._pack_site(network.model, site, moments, price)
                 changes[site.name] = _joined(changes.get(site.name), change)
             self.on_site(number + 1, len(sites))
         if self.for_inference:
@@ -75,7 +79,7 @@ class Packer:
 
     def _look(self) -> None:
         """What the original network's norm layers get from these inputs."""
-        network = Network(copy.deepcopy(self.model).float().eval(), list(self.batches))
+        network = Network(_ready(self.model), list(self.batches))
         self._sites = network.sites()
         for site in self._sites:
             if site.norm is not None:
@@ -86,30 +90,42 @@ class Packer:
         weight = self.model.get_parameter(name)
         return not self.settings.why_kept(name, dtype_for(weight.dtype), to_array(weight))
 
-    def _pack_site(
-        self, network: Network, site: Site, sites: Sequence[Site], price: float
-    ) -> Change:
-        moments = Moments()
-        for inputs in network.inputs(site, sites, self.positions):
-            moments.add(inputs)
-        assert moments.second is not None and moments.first is not None
-        weight = network.model.get_parameter(site.name)
+    def _moments(
+        self, site: Site, network: Network, sites: list[Site], original: Network, twins: list[Site]
+    ) -> Moments:
+        """Of what a site gets in the packed network, and in the original one."""
+        twin = twins[sites.index(site)]
+        found: Moments | None = None
+        for inputs, originals in zip(
+            network.inputs(site, sites, self.positions),
+            original.inputs(twin, twins, self.positions),
+            strict=True,
+        ):
+            found = found or Moments(*inputs.shape[1:])
+            found.add(inputs, originals)
+        assert found is not None
+        found.finish()
+        return found
+
+    def _pack_site(self, model: nn.Module, site: Site, moments: Moments, price: float) -> Change:
+        weight = model.get_parameter(site.name)
         rows = weight[site.first_row : site.first_row + site.rows].flatten(1)
-        second, mean = moments.second / moments.count, moments.first / moments.count
+        second, mean = moments.second, moments.first
         parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
         centered = second - mean[:, :, None] * mean[:, None, :]
         variance = float((torch.bmm(parts, centered) * parts).sum().clamp(min=1e-30))
         loss = Loss(rows.numpy(), DTYPES["F32"])
         counts = np.zeros(1, np.int64)
-        result = torch.empty_like(parts)
+        aims, result = making_up(parts, second, moments.cross), torch.empty_like(parts)
         for group in range(site.groups):
-            fed = feedback(parts[group].numpy(), second[group], variance, price, self.damping)
+            fed = feedback(aims[group].numpy(), second[group], variance, price, self.damping)
             result[group] = torch.from_numpy(fed.values())
             counts = counts + fed.counts()
-        bias = _bias_of(network.model, site.name)
+        bias = _bias_of(model, site.name)
         if bias is not None and len(bias) == weight.shape[0]:
-            missed = torch.bmm(parts - result, mean[:, :, None]).flatten()
-            bias[site.first_row : site.first_row + site.rows] += missed
+            wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
+            got = torch.bmm(result, mean[:, :, None]).flatten()
+            bias[site.first_row : site.first_row + site.rows] += wanted - got
         before = rows.double().numpy().ravel().copy()
         weight[site.first_row : site.first_row + site.rows] = (
             result.view_as(weight[site.first_row : site.first_row + site.rows])
@@ -129,6 +145,13 @@ class Packer:
         weight.copy_(to_tensor(book.values[indices], dtype))
         change = loss.change(name, f"tied to {len(book):,} values")
         return replace(change, bits=entropy(np.bincount(indices.ravel())))
+
+
+def _ready(model: nn.Module) -> nn.Module:
+    """The model in float32 and evaluation; itself, which nobody changes, if that is what it is."""
+    if model.training or any(p.dtype != torch.float32 for p in model.parameters()):
+        return copy.deepcopy(model).float().eval()
+    return model
 
 
 def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
