@@ -41,25 +41,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Left of the waist: makes a state. No bytes.
     "zoo": COMMON,
     "tying": {"errors", "kernels"},
-    "methods": {*DATA, "kernels", "shrink", "tensors", "tying"},
+    "methods": {*DATA, "kernels", "shrinking", "tensors", "tying"},
     "batchnorm": set(),
-    "shrink": COMMON,
+    "shrinking": COMMON,
     "packing": {*DATA, "files", "format", "kernels", "tensorfile", "tensors"},
     # Other languages: a module and a state, as a list of layers.
-    "export": {"errors", "files", "format", "loading", "rates", "shrink", "state"},
+    "export": {"errors", "files", "format", "loading", "rates", "shrinking", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {
         *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
-        *("report", "shrink", "state", "zoo", ""),
+        *("report", "shrinking", "state", "zoo", ""),
     },
     "cli": {
         *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
-        *("runs", "shrink", "tensorfile", "zoo", ""),
+        *("runs", "shrinking", "tensorfile", "zoo", ""),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
-        "shrink",
+        "shrinking",
     },
 }
 WITHOUT_TORCH = {

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     )
     from reefknot.packing.clustering import cluster
     from reefknot.packing.models import pack
-    from reefknot.shrink.folding import fold_batchnorm
-    from reefknot.shrink.network import Shrunk, shrink
+    from reefknot.shrinking.folding import fold_batchnorm
+    from reefknot.shrinking.network import Shrunk, shrink
     from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 __version__ = "0.2.0"
@@ -79,11 +79,10 @@ _HOME = {
         "SparseVD",
     ),
     "reefknot.methods": ("Method",),
-    "reefknot.shrink.folding": ("fold_batchnorm",),
-    "reefknot.shrink.network": ("Shrunk",),
+    "reefknot.shrinking.folding": ("fold_batchnorm",),
+    "reefknot.shrinking.network": ("Shrunk", "shrink"),
     "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
 }
-_PACKAGES = ("export", "shrink")  # the latter can be called, see there
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -125,8 +124,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"reefknot.{name}")
+    if name == "export":  # a package of functions, one for each target
+        return importlib.import_module("reefknot.export")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -59,6 +59,9 @@ def test_reefknot_commands_in_documents_run(tmp_path, monkeypatch):
     weights = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
     save_file({"weight": weights, "bias": torch.zeros(30)}, tmp_path / "model.safetensors")
     (tmp_path / "mine.py").write_text(blocks(ROOT / "docs" / "pack.md", "python")[0])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setitem(sys.modules, "mine", None)
+    del sys.modules["mine"]  # imported here, and gone afterwards
     ours = [c for c in commands() if c.startswith("reefknot")]
     assert ours
     for command in ours:

@@ -45,9 +45,10 @@ def test_the_page_is_what_the_data_give() -> None:
 
 def test_the_page_shows_files_that_are_there_and_all_of_them() -> None:
     shown = re.findall(r'(?:src|srcset)="([^"]+)"', page.DOCUMENT.read_text())
-    files = {f"figures/{path.name}" for path in page.PICTURES.iterdir()}
+    names = [page.name_of(figure) for figure in DRAWN]
+    files = {f"figures/{name}-{theme}.svg" for name in names for theme in ("light", "dark")}
     assert set(shown) == files
-    assert len(shown) == 2 * len(DRAWN)
+    assert all((page.DOCUMENT.parent / file).exists() for file in files)
 
 
 def test_a_figure_without_data_is_told_to_be_open(monkeypatch, tmp_path) -> None:

@@ -9,13 +9,13 @@ from reefknot.cli.export import network, shape_of
 from reefknot.cli.printing import plain, print_table, table_of
 
 if TYPE_CHECKING:
-    from reefknot.shrink.network import Shrunk
+    from reefknot.shrinking.network import Shrunk
 
 
 def shrunk(file: Path, name: str, shape: str | None) -> "Shrunk":
     """The network of a file without its dead units."""
     from reefknot.export.source import example_of, with_values
-    from reefknot.shrink.network import shrink as shrink_network
+    from reefknot.shrinking.network import shrink as shrink_network
 
     model, example, _ = network(name, None if shape is None else shape_of(shape))
     return shrink_network(with_values(file, model), example_of(model, example))

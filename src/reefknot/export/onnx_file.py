@@ -19,8 +19,8 @@ from reefknot.errors import ConfigError, ReefknotError
 from reefknot.export.shrunk_file import Written
 from reefknot.export.source import Source, example_of, with_values
 from reefknot.files import check_target, write_atomically
-from reefknot.shrink.network import shrink
-from reefknot.shrink.trace import trace
+from reefknot.shrinking.network import shrink
+from reefknot.shrinking.trace import trace
 
 TOLERANCE = 1e-4  # of ONNX Runtime, beside outputs of at most 1: it sums in another order
 _NODE_BYTES = 80  # what Cast and Gather take, about: below that, indices do not pay

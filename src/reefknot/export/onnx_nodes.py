@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from reefknot.errors import ConfigError
-from reefknot.shrink.masks import weighted
-from reefknot.shrink.trace import Trace
+from reefknot.shrinking.masks import weighted
+from reefknot.shrinking.trace import Trace
 
 OPSET = 21  # the first with UINT4
 

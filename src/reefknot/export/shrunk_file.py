@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from reefknot.errors import ConfigError
 from reefknot.export.source import Source, example_of, with_values
 from reefknot.files import check_target, write_atomically
-from reefknot.shrink.network import Shrunk, shrink
+from reefknot.shrinking.network import Shrunk, shrink
 
 
 @dataclass(frozen=True)

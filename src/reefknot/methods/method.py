@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from reefknot.errors import ConfigError, TyingError
 from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
 from reefknot.methods.settings import described, mistakes_in, setting, settings_of
-from reefknot.shrink.graph import dead_elements
+from reefknot.shrinking.graph import dead_elements
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.saved import refuse_unknown, saved_count

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, ReefknotError, UserCodeError
 from reefknot.methods import Method
-from reefknot.shrink.narrow import Narrowed
+from reefknot.shrinking.narrow import Narrowed
 
 log = logging.getLogger("reefknot")
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.fx.node import Node
 
 from reefknot.errors import ReefknotError
-from reefknot.shrink.cut import Cut
-from reefknot.shrink.graph import analyse
-from reefknot.shrink.kept import Kept
-from reefknot.shrink.masks import weighted
-from reefknot.shrink.trace import Unfollowed
+from reefknot.shrinking.cut import Cut
+from reefknot.shrinking.graph import analyse
+from reefknot.shrinking.kept import Kept
+from reefknot.shrinking.masks import weighted
+from reefknot.shrinking.trace import Unfollowed
 
 _RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the check on the example
 

@@ -20,10 +20,10 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.node import Node
 
-from reefknot.shrink.cut import Cut, sliced
-from reefknot.shrink.graph import analyse
-from reefknot.shrink.kept import Kept
-from reefknot.shrink.masks import weighted
+from reefknot.shrinking.cut import Cut, sliced
+from reefknot.shrinking.graph import analyse
+from reefknot.shrinking.kept import Kept
+from reefknot.shrinking.masks import weighted
 
 
 class Narrowed:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.fx.node import Node
 
-from reefknot.shrink.graph import Analysis
-from reefknot.shrink.masks import (
+from reefknot.shrinking.graph import Analysis
+from reefknot.shrinking.masks import (
     MOVING,
     POINTWISE,
     POOLS,
@@ -31,7 +31,7 @@ from reefknot.shrink.masks import (
     over_all_but,
     weighted,
 )
-from reefknot.shrink.rules import claims, reaching, rerun
+from reefknot.shrinking.rules import claims, reaching, rerun
 
 # Elements are addressed by number there, or made where there were none.
 _COUNTING = {

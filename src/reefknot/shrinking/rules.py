@@ -19,7 +19,7 @@ from torch.fx.node import Node
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from reefknot.shrink.masks import (
+from reefknot.shrinking.masks import (
     MOVING,
     MULTILINEAR,
     POINTWISE,

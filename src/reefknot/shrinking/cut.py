@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import Node, map_arg
 
-from reefknot.shrink.graph import Analysis
-from reefknot.shrink.kept import Kept
-from reefknot.shrink.masks import Weighted, weighted
+from reefknot.shrinking.graph import Analysis
+from reefknot.shrinking.kept import Kept
+from reefknot.shrinking.masks import Weighted, weighted
 
 # A dense layer reads only some of its inputs: a `Select` in front of it leaves the others out, if
 # they are at least this fraction. It has its price, too.

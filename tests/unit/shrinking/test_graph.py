@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from reefknot.errors import ReefknotError
-from reefknot.shrink.graph import NOT_KNOWN, NOT_USED, analyse, dead_elements
+from reefknot.shrinking.graph import NOT_KNOWN, NOT_USED, analyse, dead_elements
 
 
 def zeroed(model, dead):

@@ -10,8 +10,8 @@ import copy
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from reefknot.shrink.masks import WEIGHTED
-from reefknot.shrink.trace import Trace, followed
+from reefknot.shrinking.masks import WEIGHTED
+from reefknot.shrinking.trace import Trace, followed
 
 
 def fold_batchnorm(model: nn.Module) -> nn.Module:

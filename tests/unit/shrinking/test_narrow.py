@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from reefknot.runs.training import Batches, Plan, train
-from reefknot.shrink.narrow import Narrowed
+from reefknot.shrinking.narrow import Narrowed
 
 
 def zeros_of(model, seed, share=1.0):

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.fx.node import Node, map_arg
 from torch.utils._pytree import tree_map
 
-from reefknot.shrink.masks import Masks, is_barrier, is_tracked, over_all_but
-from reefknot.shrink.rules import claims, trained, varies
-from reefknot.shrink.trace import Trace, Unfollowed, trace
+from reefknot.shrinking.masks import Masks, is_barrier, is_tracked, over_all_but
+from reefknot.shrinking.rules import claims, trained, varies
+from reefknot.shrinking.trace import Trace, Unfollowed, trace
 
 NOT_KNOWN = "what it does to single elements is not known here"
 NOT_USED = "the example input does not reach it"

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.fx.node import Node
 from torch.utils._pytree import tree_flatten, tree_map
 
-from reefknot.shrink.trace import Trace
+from reefknot.shrinking.trace import Trace
 
 # fmt: off
 # Elements are moved, copied or summed with coefficients above zero: masks go through as they are.

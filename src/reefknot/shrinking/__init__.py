@@ -13,28 +13,4 @@ Unaware   of methods, of files and of what made the zeros.
     network.py    the smaller network: `shrink`, `Shrunk`
     narrow.py     the same while training: parameters stay whole, steps get cheaper
     folding.py    BatchNorm folded into the layer before it
-
-The package itself can be called: `reefknot.shrink(model, example_input)` is `network.shrink`.
 """
-
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from reefknot.shrink.network import Shrunk
-
-
-class _Callable(ModuleType):
-    """Package and function have one name, and Python binds it to the package."""
-
-    def __call__(self, model: "nn.Module", example_input: Any) -> "Shrunk":
-        """See `reefknot.shrink.network.shrink`."""
-        from reefknot.shrink.network import shrink
-
-        return shrink(model, example_input)
-
-
-sys.modules[__name__].__class__ = _Callable
