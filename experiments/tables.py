@@ -78,6 +78,15 @@ BUDGETS: dict[tuple[str, str], HandMade | None] = {
     ("lenet-5-caffe", "sparse_apt-1140"): HandMade("sparse_apt-1500x", 1_140, 0.90),
     ("lenet-5-caffe", "sparse_apt-1140-alone"): None,
 }
+CURVE = "byte_curve-"
+GOALS = {  # bytes and accuracy that were to be reached from a size alone
+    ("lenet-5-caffe", 512): 95.0,
+    ("lenet-5-caffe", 575): 98.0,
+    ("lenet-5-caffe", 862): 99.0,
+    ("lenet-5-caffe", 3_072): 99.4,
+    ("lenet-5-caffe", 11_000): 99.55,
+    ("lenet-300-100", 1_066): 98.1,
+}
 SEEDS = (0, 1, 2)  # of a row; others show how well a recipe repeats
 UNSEEN = {  # how many validation and test images there are
     "mnist": (6_000, 10_000),
@@ -140,6 +149,8 @@ def table() -> str:
     )
     rows = []
     for (network, name), group in recipes().items():
+        if name.startswith(CURVE):
+            continue
         first = group[0].record
         error, nonzero, rate = PAPER.get(group[0].row, ("", "", ""))
         dense = [run.record["dense_test_error"] for run in group]
@@ -216,6 +227,36 @@ def budgets() -> str:
     return _markdown(columns, rows)
 
 
+def curve() -> str:
+    """Error against bytes: a run for each size, one seed."""
+    rows = []
+    for (network, name), group in recipes().items():
+        if name.startswith(CURVE):
+            target = group[0].record["settings"]["target_bytes"]
+            size, error = _mean(group, "file_bytes"), _mean(group, "test_error")
+            cells = [f"{size:,.0f}", _clusters(group), f"{error:.2f}", _with_interval(group)]
+            rows.append((network, target, cells))
+    columns = "network | target | bytes | K | test error % | validation and test %"
+    return _markdown(columns, [[n, f"{t:,}", *cells] for n, t, cells in sorted(rows)])
+
+
+def goals() -> str:
+    """The records that were to be beaten: the largest network of ours that is not larger."""
+    rows = []
+    for (network, size), accuracy in GOALS.items():
+        fitting = [
+            (_mean(group, "file_bytes"), 100 - _mean(group, "test_error"), len(group))
+            for (other, name), group in recipes().items()
+            if other == network and (name.startswith(CURVE) or BUDGETS.get((other, name)))
+        ]
+        ours = max((row for row in fitting if row[0] <= size), default=None)
+        if ours is not None:
+            told = [f"{ours[0]:,.0f}", f"{ours[1]:.2f}", ours[2]]
+            fell = "yes" if ours[1] >= accuracy else "no"
+            rows.append([network, f"{size:,}", f"{accuracy:g}", *told, fell])
+    return _markdown("network | at most | accuracy % | bytes | accuracy % | seeds | fell", rows)
+
+
 def _beside(hand: HandMade | None, error: float) -> list[str]:
     """Bytes and error of the hand-made recipe, and how far two numbers are above it."""
     if hand is None:
@@ -290,6 +331,8 @@ def written(text: str) -> str:
 MARKS = {
     "table": table,
     "budgets": budgets,
+    "curve": curve,
+    "goals": goals,
     "by-hand": by_hand,
     "small": small,
     "repeats": repeats,

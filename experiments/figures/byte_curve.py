@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.figures.style import Theme, canvas
-from experiments.tables import BUDGETS, recipes
+from experiments.tables import BUDGETS, CURVE, recipes
 
 NUMBER, STUDY = None, None  # none of the paper's
 ALT = "Test error on MNIST against bytes on disk, for LeNet-5 and LeNet-300-100"
 TITLES = {"lenet-5-caffe": "LeNet-5", "lenet-300-100": "LeNet-300-100"}
+KIND = {"lenet-5-caffe": "convolutional", "lenet-300-100": "LeNet-300-100"}  # BitNetMCU is its own
 
 
 class Published(NamedTuple):
@@ -18,7 +19,7 @@ class Published(NamedTuple):
     name: str
     file_bytes: int
     error: float
-    above: bool = True  # where its name stands
+    side: str = "above"  # where its name stands
 
 
 # Sizes are 4·N over the rate where only a rate was published.
@@ -28,19 +29,23 @@ OTHERS = {
         Published("", 3_200, 1.08),
         Published("", 5_400, 0.94),
         Published("", 7_300, 0.72),
-        Published("", 9_300, 0.56),
+        Published("BitNetMCU", 9_300, 0.56, "right"),
         Published("", 11_000, 0.45),
-        Published("MIRACLE", 1_520, 0.96),
-        Published("", 3_030, 0.69, above=False),
-        Published("Bayesian Compression", 2_240, 1.0),
-        Published("sparse APT (paper)", 4_984, 1.0),
+        Published("MIRACLE", 1_520, 0.96, "left"),
+        Published("MIRACLE", 3_030, 0.69, "left"),
+        Published("Bayesian Compression", 2_240, 1.0, "below"),
+        Published("sparse APT, the paper", 4_984, 1.0, "right"),
     ],
     "lenet-300-100": [
-        Published("sparse APT (paper)", 8_397, 1.9),
-        Published("EPR", 8_560, 1.9, above=False),
-        Published("Deep Compression", 27_000, 1.58),
+        Published("sparse APT, the paper", 8_397, 1.9, "left"),
         Published("Soft Weight Sharing", 16_700, 1.94),
     ],
+}
+PLACES = {  # offset in points, and alignment
+    "above": ((0, 5), "center"),
+    "below": ((0, -12), "center"),
+    "left": ((-6, -3), "right"),
+    "right": ((6, -3), "left"),
 }
 
 
@@ -52,7 +57,7 @@ def read() -> dict[str, Any] | None:
         errors = [run.record["test_error"] for run in runs]
         point = sum(sizes) / len(runs), sum(errors) / len(runs)
         place = found.setdefault(network, {"curve": [], "rows": []})
-        if recipe.startswith("byte_curve-"):
+        if recipe.startswith(CURVE):
             place["curve"].append(point)
         elif (network, recipe) in BUDGETS and BUDGETS[network, recipe] is not None:
             place["rows"].append(point)
@@ -72,15 +77,16 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
             *_columns(ours["rows"]), color=colour, marker=marker, markersize=8, linestyle="",
             fillstyle="none", label=f"{title}, means of three seeds",
         )  # fmt: skip
-        others = [point for point in OTHERS[network] if point.file_bytes <= 20_000]
+        others = OTHERS[network]
         ax.plot(
             [p.file_bytes for p in others], [p.error for p in others], color=colour, alpha=0.75,
-            marker="x", markersize=5, linestyle="", label=f"{title}, published by others",
+            marker="x", markersize=5, linestyle="", label=f"{KIND[network]}, published by others",
         )  # fmt: skip
         for p in others:
+            offset, align = PLACES[p.side]
             ax.annotate(
-                p.name, (p.file_bytes, p.error), (0, 5 if p.above else -12), ha="center",
-                textcoords="offset points", fontsize=7.5, color=theme.quiet,
+                p.name, (p.file_bytes, p.error), offset, ha=align, textcoords="offset points",
+                fontsize=7.5, color=theme.quiet,
             )  # fmt: skip
     ax.set_xscale("log", base=2)
     ticks = [256 << n for n in range(7)]
