@@ -73,8 +73,8 @@ def pack(
     and --density treat all tensors alike. Either way one-dimensional and small tensors (biases,
     norm layers) are kept exactly. The metadata of a safetensors file is not kept.
 
-    With --model and --inputs each layer is packed for what it gets, and files are several times
-    smaller for the same outputs.
+    With --model and --inputs each layer is packed for what it gets, so that a file of the same
+    size changes the outputs less.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -72,8 +72,8 @@ def pack(
         effort: how hard the coder tries: see `save`.
         on_progress: hears how much is done, of how much, in each pass.
 
-    Without a budget nothing is changed. With inputs each layer is packed for what it gets, which
-    makes files several times smaller for the same outputs.
+    Without a budget nothing is changed. With inputs each layer is packed for what it gets, so
+    that a file of the same size changes the outputs less.
     """
     settings = Settings(keep=tuple(keep), min_size=min_size)
     budget = None if size is bits is error is None else Budget(size, bits, error)
