@@ -31,10 +31,10 @@ OTHERS = {
         Published("", 7_300, 0.72),
         Published("BitNetMCU", 9_300, 0.56, "right"),
         Published("", 11_000, 0.45),
-        Published("MIRACLE", 1_520, 0.96, "left"),
+        Published("MIRACLE", 1_520, 0.96),
         Published("MIRACLE", 3_030, 0.69, "left"),
         Published("Bayesian Compression", 2_240, 1.0, "below"),
-        Published("sparse APT, the paper", 4_984, 1.0, "right"),
+        Published("sparse APT, the paper", 4_984, 1.0),
     ],
     "lenet-300-100": [
         Published("sparse APT, the paper", 8_397, 1.9, "left"),
