@@ -175,7 +175,7 @@ def _extent(real: Any) -> Any:
         while claim(task, table, place):
             bits = block_of(table, place, 1, whole)
             for n in range(bits.size):
-                largest = max(largest, bits[n] & mask)
+                largest = max(largest, whole(bits[n] & mask))
         mine = add_to(task, OUTSIDE, 1)
         if mine < found.size:
             found[mine] = largest

@@ -41,6 +41,7 @@ class LatentWeights:
         # which that order is meant. Rows hold those of all members, one member after another.
         self._places: dict[str, Tensor] = {}
         self._layout: dict[str, _Layout] = {}
+        self._of_member: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # places, weights, clusters
         group.release_zeros()
         self._lay_out(
             {n: (group.alive(n), p, torch.zeros_like(p)) for n, p in group.members.items()}
@@ -61,8 +62,8 @@ class LatentWeights:
     def put(self) -> None:
         """Before an optimizer step: the latent weights take their places in the model."""
         self._follow_moves()
-        for name, part in zip(self._places, self._split(self.weights), strict=True):
-            ops.flat(self.group.members[name]).index_copy_(0, self._places[name], part)
+        for name, (places, weights, _) in self._of_member.items():
+            ops.flat(self.group.members[name]).index_copy_(0, places, weights)
 
     def add_pull_(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
         """Add the gradient of the k-means penalty to the gradients of some members."""
@@ -81,8 +82,8 @@ class LatentWeights:
 
     def take(self) -> None:
         """After an optimizer step: keep what it has made of them."""
-        for name, part in zip(self._places, self._split(self.weights), strict=True):
-            torch.index_select(ops.flat(self.group.members[name]), 0, self._places[name], out=part)
+        for name, (places, weights, _) in self._of_member.items():
+            torch.index_select(ops.flat(self.group.members[name]), 0, places, out=weights)
 
     def tie(self, price: float) -> None:
         """Each weight to the value that suits it, each value to the mean of its weights."""
@@ -91,12 +92,11 @@ class LatentWeights:
         centers = ops.cluster_means(self._ready, centers, self.counts)
         if self.zero is not None:
             centers[self.zero] = 0.0
-        self.group.take_clusters(centers, self._places, self._split(self.clusters))
-        for name, part in zip(
-            self._places, self._split(self._values(self.group.centers)), strict=True
-        ):
-            row = ops.flat(self.group.members[name])
-            row.zero_().index_copy_(0, self._places[name], part)
+        chosen = (clusters for _, _, clusters in self._of_member.values())
+        self.group.take_clusters(centers, self._places, chosen)
+        values = self._split(self._values(self.group.centers))
+        for (name, places), part in zip(self._places.items(), values, strict=True):
+            ops.flat(self.group.members[name]).zero_().index_copy_(0, places, part)
 
     def _choose(self, centers: np.ndarray, price: float) -> None:
         """The cluster of each weight: the least distance² + price · bits."""
@@ -105,12 +105,12 @@ class LatentWeights:
             value_price[self.zero] = np.inf  # zero is compared with the best of the others
         wide = torch.promote_types(self.weights.dtype, torch.float32)
         device = self.weights.device
-        values = torch.from_numpy(centers).to(wide).to(device)
-        extra = torch.from_numpy(value_price).to(wide).to(device)
+        values = torch.from_numpy(centers).to(wide).to(device)[:, None]
+        extra = torch.from_numpy(value_price).to(wide).to(device)[:, None]
         for begin in range(0, len(self.weights), _CHUNK):
             part = slice(begin, begin + _CHUNK)
             w = self.weights[part].to(wide)
-            least, clusters = (w[:, None] - values).square_().add_(extra).min(1)
+            least, clusters = (values - w).square_().add_(extra).min(0)
             if self.zero is not None:
                 least += price * self._place_bits[part]
                 clusters.masked_fill_(least >= w.square(), self.zero)
@@ -124,7 +124,7 @@ class LatentWeights:
     def _values(self, centers: np.ndarray) -> Tensor:
         """The center of each latent weight, as the weights' type holds it."""
         table = torch.from_numpy(centers).to(self.weights.dtype).to(self.weights.device)
-        return table[self.clusters.int()]
+        return table.index_select(0, self.clusters.int())
 
     def fixed_zeros(self) -> Iterator[tuple[str, Tensor]]:
         """Of each member where it has no latent weights."""
@@ -159,6 +159,11 @@ class LatentWeights:
         self._place_bits = torch.cat(rows[1]).to(torch.promote_types(dtype, torch.float32))
         self.clusters = torch.cat(rows[2])
         self._ready = ops.Tensors([ops.Held(self.weights, self.clusters)])
+        views = zip(self._split(self.weights), self._split(self.clusters), strict=True)
+        self._of_member = {
+            name: (places, *parts)
+            for (name, places), parts in zip(self._places.items(), views, strict=True)
+        }
         self._count()
 
     def _full(self, name: str) -> tuple[Tensor, Tensor, Tensor]:

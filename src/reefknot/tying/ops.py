@@ -18,6 +18,7 @@ from torch import Tensor
 
 from reefknot.errors import DivergedError
 from reefknot.kernels import loops
+from reefknot.kernels.histogram import largest_magnitude
 from reefknot.kernels.shared import borrow
 from reefknot.kernels.work import GRAD, SUBBLOCK, Row, Work
 from reefknot.tying.threads import torch_team
@@ -216,7 +217,7 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     dtype = tensors.held[0].weights.dtype
     bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
-        largest = np.max([_largest(w) for w, _, _ in tensors.held if w.numel()])
+        largest = _largest(tensors)
         if not np.isfinite(largest):
             raise DivergedError(
                 "a weight or a gradient is not finite any more; lower the rate or the strengths"
@@ -225,12 +226,13 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     return 2.0**bits / unit, 2.0**bits
 
 
-def _largest(weights: Tensor) -> float:
-    """The largest magnitude, NaN if one is; on the CPU without a copy."""
-    if weights.device.type == "cpu":
-        low, high = weights.aminmax()
-        return float(np.maximum(-float(low), float(high)))
-    return float(weights.abs().max())
+def _largest(tensors: Tensors) -> float:
+    """The largest magnitude; NaN or infinity if one is that."""
+    found = [float(held.weights.abs().max()) for held in tensors.out_of_reach()]
+    if any(tensors.reached):
+        dtype = np.dtype(tensors.types[0])
+        found.append(largest_magnitude(tensors.work, dtype, torch.get_num_threads()))
+    return float(np.max(found))
 
 
 def project_(tensors: Tensors, centers: np.ndarray) -> None:
