@@ -39,22 +39,12 @@ class Work:
     """Tensors that loops run over, again and again; their memory must outlive this."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._walk(np.array(rows, np.int64).reshape(len(rows), len(Row._fields)))
-
-    def _walk(self, table: NDArray[np.int64]) -> None:
-        self.table = table
-        self.elements = int(table[:, 0].sum())
+        self.table = np.array(rows, np.int64).reshape(len(rows), len(Row._fields))
+        self.elements = int(self.table[:, 0].sum())
         self._numbers = np.zeros(3)
         self._task = np.zeros(TASK_SIZE, np.int64)
-        self._task[NUM_TENSORS], self._task[TABLE] = len(table), table.ctypes.data
+        self._task[NUM_TENSORS], self._task[TABLE] = len(rows), self.table.ctypes.data
         self._task[NUMBERS] = self._numbers.ctypes.data
-
-    def on(self, addresses: Sequence[int]) -> "Work":
-        """The same for weights that lie elsewhere; their assignments stay."""
-        other, table = Work.__new__(Work), self.table.copy()
-        table[:, WEIGHTS] = addresses
-        other._walk(table)
-        return other
 
     def run(
         self,

@@ -257,9 +257,9 @@ class Group(Clusters):
     ) -> tuple[ops.Tensors, list[tuple[Tensor, Tensor]]]:
         """These gradients with their clusters; and which of them are copies, of what."""
         found, own = [grads.get(name) for name in self.members], self._tensors()
-        same = [g for g, h in zip(found, own.held, strict=True) if ops.is_alike(g, h.weights)]
-        if len(same) == len(found):
-            return own.on(same), []
+        together = own.on(found)
+        if together is not None:
+            return together, []
         held, copies = [], []
         for grad, (weights, assignment, dead) in zip(found, own.held, strict=True):
             if grad is not None:

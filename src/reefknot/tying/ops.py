@@ -9,7 +9,7 @@ The two ways are twins: the sums are equal bit for bit, the gradients up to the 
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from reefknot.errors import DivergedError
 from reefknot.kernels import loops
 from reefknot.kernels.histogram import largest_magnitude
 from reefknot.kernels.shared import borrow
-from reefknot.kernels.work import GRAD, SUBBLOCK, Row, Work
+from reefknot.kernels.work import GRAD, SUBBLOCK, WEIGHTS, Row, Work
 from reefknot.tying.threads import torch_team
 
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -64,16 +64,26 @@ class Tensors:
             for (w, a, dead), reached in zip(held, self.reached, strict=True)
         ]
         self.work = Work(rows)
+        self._others: Tensors | None = None  # see `on`
         self.sizes = self.work.table[:, 0].copy()
         self.num_bits = sum(w.numel() for w, _, _ in held).bit_length()
         self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
 
-    def on(self, values: Sequence[Tensor]) -> "Tensors":
-        """The same assignments for other tensors of these layouts, such as all gradients."""
-        other = copy.copy(self)
-        other.held = [held._replace(weights=v) for held, v in zip(self.held, values, strict=True)]
-        other.work = self.work.on([v.data_ptr() for v in values])
-        return other
+    def on(self, values: Sequence[Tensor | None]) -> "Tensors | None":
+        """The same assignments for other tensors, such as all gradients; None if one differs.
+
+        What it gave before is used again: the addresses change at every step, nothing else does.
+        """
+        for (weights, _, _), value in zip(self.held, values, strict=True):
+            if not is_alike(value, weights):
+                return None
+        if self._others is None:
+            self._others = copy.copy(self)
+            self._others.work = Work([Row(*row) for row in self.work.table.tolist()])
+        found = cast(Sequence[Tensor], values)
+        self._others.held = [h._replace(weights=v) for h, v in zip(self.held, found, strict=True)]
+        self._others.work.table[:, WEIGHTS] = [value.data_ptr() for value in found]
+        return self._others
 
     def run(self, loop: Any, numbers: tuple[float, ...], **arrays: np.ndarray) -> int:
         """Run a compiled loop over the weights that it can reach."""
@@ -150,7 +160,13 @@ def add_pull_(
 
 def is_alike(grad: Tensor | None, weights: Tensor) -> TypeGuard[Tensor]:
     """Whether there is a gradient that is laid out as its weights are."""
-    return grad is not None and layout(grad)[1:] == layout(weights)[1:]  # all but the address
+    return (
+        grad is not None
+        and grad.dtype == weights.dtype
+        and grad.stride() == weights.stride()
+        and grad.shape == weights.shape
+        and grad.device == weights.device
+    )
 
 
 def _pull(
