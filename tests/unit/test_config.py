@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reefknot.errors import ConfigError, ReefknotError
 from reefknot.runs.config import Config, make_config, nearest, read_config, to_toml
+from reefknot.runs.parts import build
 from reefknot.runs.training import Plan
 
 LEAST: dict[str, Any] = {"model": "digits-mlp", "data": "digits", "method": "sparse_apt"}
@@ -577,3 +578,21 @@ def test_shrinking_while_training_is_asked_for():
     assert make_config(table | {"training": {"shrink": True}}).training.shrink
     with pytest.raises(ConfigError, match=r"training\.shrink must be true or false, found 1"):
         make_config(table | {"training": {"shrink": 1}})
+
+
+@pytest.mark.parametrize(
+    "pairs", [[16], [[0.2, 16.5]], [[0.5, 16], [0.2, 24]], [[1.0, 16]], [[0.5, 0]], ["ab"]]
+)
+def test_progressive_resizing_is_pairs_of_growing_shares_and_pixels(pairs) -> None:
+    (mistake,) = mistakes_of(training={"progressive_resizing": pairs})
+    assert mistake.startswith("training.progressive_resizing must be pairs of a share")
+
+
+def test_progressive_resizing_is_read_and_needs_images_of_that_size(tmp_path) -> None:
+    text = 'model = "digits-mlp"\ndata = "digits"\nmethod = "dense"\n'
+    path = tmp_path / "c.toml"
+    path.write_text(text + "[training]\nsteps = 4\nprogressive_resizing = [[0.5, 9]]\n")
+    config = read_config(path)
+    assert list(config.training.progressive_resizing) == [[0.5, 9]]
+    with pytest.raises(ConfigError, match="to 9 pixels needs images of at least that size"):
+        build(config)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, UserCodeError
 from reefknot.methods import METHODS, Method
-from reefknot.runs.training import Batches, Plan, error_percent, train
+from reefknot.runs.batches import Batches
+from reefknot.runs.training import Plan, error_percent, train
 
 INPUTS = torch.arange(24.0).reshape(12, 2)
 LABELS = torch.arange(12) % 3
@@ -93,6 +94,25 @@ def test_labels_are_made_for_what_augmentation_made_of_the_inputs() -> None:
     plain = Batches(INPUTS, LABELS, 4, 5)[2][1]
     assert labels.tolist() == [[7.0, label] for label in plain.tolist()]
     assert inputs.unique().tolist() == [7.0]
+
+
+def test_images_are_small_at_first_and_teachers_see_them_at_full_size() -> None:
+    # Halves of 4 x 4 images that are 1 above and 0 below; the antialiased mean keeps both.
+    images = torch.zeros(6, 1, 4, 4)
+    images[:, :, :2] = 1.0
+    seen = []
+
+    def soften(inputs: Tensor, labels: Tensor) -> Tensor:
+        seen.append(tuple(inputs.shape[2:]))
+        return labels
+
+    batches = Batches(images, LABELS[:6], 2, 0, None, soften, [(1, 1), (3, 2)])
+    found = [batches[number][0] for number in range(4)]
+    assert [tuple(x.shape[2:]) for x in found] == [(1, 1), (2, 2), (2, 2), (4, 4)]
+    assert found[0].flatten().tolist() == pytest.approx([0.5, 0.5])
+    assert (found[1][:, :, 0] > found[1][:, :, 1]).all()
+    assert seen == [(4, 4)] * 4
+    assert all(x.shape[2:] == (4, 4) for x in batches.some_inputs())  # for BatchNorm
 
 
 # -- learning rates -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 config.py         TOML to one frozen value, all mistakes reported together
 parts.py          from there to data, model, method and optimizer; saved, and restored
+batches.py        which examples a step trains on
 training.py       the one loop
 distillation.py   labels softened by trained networks
 folder.py         the run's folder and its lock

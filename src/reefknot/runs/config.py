@@ -41,6 +41,8 @@ class Training:
     """How long, in what portions, and how often to look.
 
     `threads = 0` leaves torch's default: one for each physical core, or OMP_NUM_THREADS.
+    `progressive_resizing` are pairs of a share and a side length: up to that share of the steps,
+    images have that many pixels a side. After the last pair they have their own size.
     """
 
     steps: int | None = None  # of a budget, whose phases share them
@@ -50,6 +52,7 @@ class Training:
     evaluate_every: int = 1_000
     checkpoint_every: int = 5_000
     threads: int = 0
+    progressive_resizing: Sequence[tuple[float, int]] = field(default_factory=list)
     shrink: bool = False  # leave out what fixed zeros have made dead: cheaper steps, other rounding
 
 
@@ -166,6 +169,7 @@ def make_config(table: Mapping[str, Any]) -> Config:
         **_checked(Distillation, table.get("distillation", {}), "distillation.", mistakes)
     )
     mistakes += _range_mistakes(values["training"], values["optimizer"])
+    mistakes += _resizing_mistakes(values["training"])
     mistakes += _distillation_mistakes(values["distillation"])
     if not -(2**63) <= values.get("seed", 0) < 2**64:
         mistakes.append(f"seed must be a number of 64 bits, found {values['seed']}")
@@ -278,6 +282,21 @@ def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str
     if optimizer.decay is not None and optimizer.decay not in get_args(Decay):
         decays = ", ".join(get_args(Decay))
         yield f"optimizer.decay must be one of {decays}, found {optimizer.decay!r}"
+
+
+def _resizing_mistakes(training: Training) -> Iterable[str]:
+    pairs, before = training.progressive_resizing, 0.0
+    for pair in pairs:
+        match pair:
+            case [float(share), int(pixels)] if before < share < 1 and pixels > 0:
+                before = share
+            case _:
+                yield (
+                    "training.progressive_resizing must be pairs of a share of the steps and a "
+                    f"number of pixels, as in [[0.2, 16], [0.5, 24]], shares growing and below 1, "
+                    f"found {list(pairs)!r}"
+                )
+                return
 
 
 def _distillation_mistakes(distillation: Distillation) -> Iterable[str]:

@@ -23,11 +23,12 @@ from reefknot.files import read_bytes
 from reefknot.loading import load
 from reefknot.methods import Method
 from reefknot.public import METHODS
+from reefknot.runs.batches import Relabel, scaled_down
 from reefknot.runs.checkpoint import read_checkpoint, unlike, write_checkpoint
 from reefknot.runs.config import MAX_THREADS, OPTIMIZERS, Config
 from reefknot.runs.distillation import soft_labels
 from reefknot.runs.journal import Journal
-from reefknot.runs.training import Plan, Relabel, blamed_on
+from reefknot.runs.training import Plan, blamed_on
 from reefknot.zoo import DATASETS, NETWORKS, Data, Split, as_data, resolve
 
 
@@ -106,23 +107,35 @@ def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
 def _check_network(config: Config, model: nn.Module, data: Data) -> None:
     """Refuse a network that does not classify these examples, before training finds out."""
     some = data.validation.inputs[:2]
-    what = f"the network {config.model!r} on inputs of shape {tuple(some.shape)}"
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), blamed_on(what):
-        outputs = model(some)
-    model.train(was_training)
     least = 1 + max(int(part.labels.max()) for part in _looked_at(config, data))
-    if not isinstance(outputs, Tensor):
-        found = f"a {type(outputs).__name__}"
-    elif outputs.dim() == 2 and len(outputs) == len(some) and outputs.shape[1] >= least:
-        return
-    else:
-        found = f"outputs of shape {tuple(outputs.shape)}"
-    raise ConfigError(
-        f"{what} gave {found}; expected ({len(some)}, classes) with at least {least} classes, "
-        f"since the largest label of {config.data!r} is {least - 1}"
-    )
+    for inputs in (some, *_resized(config, some)):
+        what = f"the network {config.model!r} on inputs of shape {tuple(inputs.shape)}"
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), blamed_on(what):
+            outputs = model(inputs)
+        model.train(was_training)
+        if not isinstance(outputs, Tensor):
+            found = f"a {type(outputs).__name__}"
+        elif outputs.dim() == 2 and len(outputs) == len(some) and outputs.shape[1] >= least:
+            continue
+        else:
+            found = f"outputs of shape {tuple(outputs.shape)}"
+        raise ConfigError(
+            f"{what} gave {found}; expected ({len(some)}, classes) with at least {least} classes, "
+            f"since the largest label of {config.data!r} is {least - 1}"
+        )
+
+
+def _resized(config: Config, inputs: Tensor) -> Iterator[Tensor]:
+    """The same examples at each size of `progressive_resizing`."""
+    for _, pixels in config.training.progressive_resizing:
+        if inputs.dim() != 4 or pixels > min(inputs.shape[2:]):
+            raise ConfigError(
+                f"training.progressive_resizing to {pixels} pixels needs images of at least that "
+                f"size, found examples of shape {tuple(inputs.shape[1:])} in {config.data!r}"
+            )
+        yield scaled_down(inputs, pixels)
 
 
 def _looked_at(config: Config, data: Data) -> Iterator[Split]:

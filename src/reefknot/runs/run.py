@@ -25,12 +25,13 @@ from reefknot.format import decode, encode, open_state
 from reefknot.loading import tensors
 from reefknot.methods import BASELINE
 from reefknot.report import write_report
+from reefknot.runs.batches import Batches
 from reefknot.runs.config import Config
 from reefknot.runs.folder import claimed, remove
 from reefknot.runs.journal import Journal
 from reefknot.runs.parts import Parts, build, read_saved, restore, save
 from reefknot.runs.record import Record, read_record, versions, write_record
-from reefknot.runs.training import Batches, Progress, error_percent, train
+from reefknot.runs.training import Progress, error_percent, train
 from reefknot.state import TiedState
 
 
@@ -167,6 +168,7 @@ def _train(
         config.seed,
         data.augment,
         parts.relabel,
+        [(round(share * plan.steps), pixels) for share, pixels in training.progressive_resizing],
     )
     notes = journal.notes
     last_saved = step or None

@@ -28,13 +28,12 @@ from torch.optim import Optimizer
 from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, ReefknotError, UserCodeError
 from reefknot.methods import Method
+from reefknot.runs.batches import Batches
 from reefknot.shrinking.narrow import Narrowed
 
 log = logging.getLogger("reefknot")
 
 Decay = Literal["constant", "linear", "cosine", "phases"]
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-Relabel = Callable[[Tensor, Tensor], Tensor]
 
 # In nats: a network that knows nothing has ln(classes). Beyond this one it learns nothing any more,
 # even if every number is still finite.
@@ -69,55 +68,6 @@ class Plan:
         if self.decay == "cosine":
             return top * (1 + math.cos(math.pi * done)) / 2
         return top
-
-
-class Batches:
-    """Shuffled batches of data held in memory; what is in batch n depends on n alone.
-
-    `augment` changes the inputs of a batch, and then `relabel` gives labels for what they became.
-    """
-
-    def __init__(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        batch_size: int,
-        seed: int,
-        augment: Augment | None = None,
-        relabel: Relabel | None = None,
-    ) -> None:
-        self.inputs, self.labels = inputs, labels
-        self.batch_size = min(batch_size, len(labels))
-        self.per_epoch = len(labels) // self.batch_size
-        self.seed = seed
-        self.augment, self.relabel = augment, relabel
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        inputs, labels = self.before_relabel(number)
-        return inputs, labels if self.relabel is None else self.relabel(inputs, labels)
-
-    def before_relabel(self, number: int) -> tuple[Tensor, Tensor]:
-        """The batch as `relabel` gets it."""
-        epoch, place = divmod(number, self.per_epoch)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = torch.randperm(len(self.labels), generator=self._random(epoch, 0))
-        rows = self._order[place * self.batch_size : (place + 1) * self.batch_size]
-        inputs, labels = self.inputs.index_select(0, rows), self.labels[rows]
-        if self.augment is not None:
-            inputs = self.augment(inputs, self._random(number, 1))
-        return inputs, labels
-
-    def some_inputs(self, most: int = 100) -> Iterator[Tensor]:
-        """The inputs of the first batches, at most one epoch of them."""
-        for number in range(min(most, self.per_epoch)):
-            yield self.before_relabel(number)[0]
-
-    def _random(self, number: int, purpose: int) -> torch.Generator:
-        """A generator of its own for each epoch's order and each batch's augmentation."""
-        mixed = (self.seed * 0x9E3779B97F4A7C15 + number * 2 + purpose) % 2**63
-        return torch.Generator().manual_seed(mixed)
 
 
 class Progress(NamedTuple):
