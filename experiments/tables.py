@@ -24,13 +24,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
+
 import reefknot
 from experiments.run import jobs
-from reefknot.format import open_state
+from reefknot.format import encode, open_state
 from reefknot.methods.settings import settings_of
 from reefknot.rates import rate_file, rate_paper, rate_strict
 from reefknot.runs.config import Config, read_config
 from reefknot.runs.training import error_percent
+from reefknot.shrinking.graph import dead_elements
 from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
@@ -87,7 +90,7 @@ GOALS = {  # bytes and accuracy that were to be reached from a size alone
     ("lenet-5-caffe", 11_000): 99.55,
     ("lenet-300-100", 1_066): 98.1,
 }
-SEEDS = (0, 1, 2)  # of a row; others show how well a recipe repeats
+SEEDS = (0, 1, 2)  # of a row
 UNSEEN = {  # how many validation and test images there are
     "mnist": (6_000, 10_000),
     "mnist-warped": (6_000, 10_000),
@@ -131,11 +134,11 @@ def runs() -> Iterator[Run]:
         yield Run(path.parent, record)
 
 
-def recipes(*, new_seeds: bool = False) -> dict[tuple[str, str], list[Run]]:
-    """The runs of each network and recipe with the seeds of a row, or with other ones."""
+def recipes() -> dict[tuple[str, str], list[Run]]:
+    """The runs of each network and recipe."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs():
-        if (run.record["seed"] not in SEEDS) == new_seeds:
+        if run.record["seed"] in SEEDS:
             found.setdefault((run.record["network"], run.name), []).append(run)
     return dict(sorted(found.items()))
 
@@ -281,32 +284,33 @@ def _budget_rows(
     return ((key, found[key]) for key in BUDGETS if key in found)
 
 
-def repeats() -> str:
-    """What a recipe gave for each new seed, beside its row."""
-    columns = (
-        "network | recipe | bytes | error % | new seed | bytes | difference | error % | difference"
-    )
-    rows = []
-    usual = recipes()
-    for key, group in recipes(new_seeds=True).items():
-        if key not in usual:
+def dead() -> str:
+    """What the dead weights of sparse APT are, and what files without them would weigh."""
+    shares, savings = [], []
+    for (network, name), group in recipes().items():
+        if group[0].record["method"] != "sparse_apt" or name.startswith(CURVE):
             continue
-        size, error = _mean(usual[key], "file_bytes"), _mean(usual[key], "test_error")
-        for run in group:
-            found = run.record
-            rows.append(
-                [
-                    *key,
-                    f"{size:,.0f}",
-                    f"{error:.2f}",
-                    found["seed"],
-                    f"{found['file_bytes']:,}",
-                    f"{100 * (found['file_bytes'] / size - 1):+.1f} %",
-                    f"{found['test_error']:.2f}",
-                    f"{found['test_error'] - error:+.2f}",
-                ]
-            )
-    return _markdown(columns, rows)
+        stored = reefknot.load(group[0].folder / "model.reef")
+        model = NETWORKS[network]()
+        model.load_state_dict(stored)
+        masks = dead_elements(model, torch.zeros(1, 1, 28, 28))
+        needed = {
+            key: value.masked_fill(masks[key], 0) if key in masks else value
+            for key, value in stored.items()
+        }
+        before, after = (
+            sum(map(int, map(torch.count_nonzero, s.values()))) for s in (stored, needed)
+        )
+        sizes = [len(encode(reefknot.cluster(state))) for state in (stored, needed)]
+        shares.append(100 * (1 - after / before))
+        savings.append(100 * (1 - sizes[1] / sizes[0]))
+    if not shares:
+        return "(no records yet)"
+    return (
+        f"Of the non-zero weights of the {len(shares)} recipes of sparse APT above (their first "
+        f"seeds) at most {max(shares):.1f} % are dead, and the files are {min(savings):.1f} to "
+        f"{max(savings):.1f} % smaller without them."
+    )
 
 
 def settings() -> str:
@@ -335,7 +339,7 @@ MARKS = {
     "goals": goals,
     "by-hand": by_hand,
     "small": small,
-    "repeats": repeats,
+    "dead": dead,
     "settings": settings,
 }
 

@@ -178,7 +178,7 @@ def cells(text):
 
 def test_a_row_appears_when_its_records_do(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RECORDS", tmp_path)
-    assert tables.small() == tables.budgets() == tables.repeats() == "(no records yet)"
+    assert tables.small() == tables.budgets() == tables.dead() == "(no records yet)"
     committed(tmp_path, "dense", 0, num_clusters=0)
     committed(tmp_path, "sparse_apt-3300", 0, test_error=1.6, val_error=1.6)
     committed(tmp_path, "sparse_apt-3300", 1, test_error=1.7, val_error=1.6, num_clusters=8)
@@ -198,16 +198,6 @@ def test_the_error_over_all_unseen_images_has_its_standard_error(tmp_path, monke
     [row] = cells(tables.table())
     # (6,000 · 1.8 + 10,000 · 1.52) / 16,000, and the root of p (1 - p) / 48,000
     assert row[6] == "1.62 ± 0.06"
-
-
-def test_seeds_beyond_those_of_a_row_are_a_table_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "RECORDS", tmp_path)
-    committed(tmp_path, "sparse_apt-3300", 0)
-    committed(tmp_path, "sparse_apt-3300", 3, test_error=1.6)
-    committed(tmp_path, "sparse_apt-1770", 4)  # no row to stand beside yet
-    [row] = cells(tables.repeats())
-    assert row[1] == "sparse_apt-3300"
-    assert row[4:] == ["3", "3,300", "+0.0 %", "1.60", "+0.10"]
 
 
 def test_budget_recipes_of_the_tables_exist_and_tell_nothing_but_the_size():
