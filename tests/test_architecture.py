@@ -53,6 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
         *("report", "shrinking", "state", "zoo", ""),
     },
+    # Inside the loops of others.
+    "integrations": {"errors", "format", "methods", "public", "runs", "state"},
     "cli": {
         *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
         *("runs", "shrinking", "tensorfile", "zoo", ""),

@@ -49,6 +49,7 @@ class StepHooks:
     ) -> None:
         for optimizer in optimizers:
             _check(optimizer)
+        optimizers = tuple(map(_innermost, optimizers))
         if not optimizers:
             raise TyingError("attach needs the optimizer (or optimizers) that train the model")
         if len(set(map(id, optimizers))) < len(optimizers):
@@ -59,20 +60,20 @@ class StepHooks:
         self._current: dict[int, Step] = {}  # by optimizer, between its two hooks
         enter, leave = torch.compiler.disable(self._enter), torch.compiler.disable(self._leave)
         self._handles = [
-            handle
+            (optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave))
             for optimizer in optimizers
-            for handle in (
-                optimizer.register_step_pre_hook(enter),
-                optimizer.register_step_post_hook(leave),
-            )
         ]
-        for optimizer in optimizers:
+        for optimizer, (_, after_hook) in zip(optimizers, self._handles, strict=True):
+            # What others do after a step (copy or send the weights) comes after ours.
+            in_order: Any = optimizer._optimizer_step_post_hooks
+            in_order.move_to_end(after_hook.id, last=False)
             vars(optimizer)["__deepcopy__"] = _refuse_copy
 
     def remove(self) -> None:
         """Take the hooks off again."""
-        for handle in self._handles:
-            handle.remove()
+        for before, after in self._handles:
+            before.remove()
+            after.remove()
         for optimizer in self._optimizers:
             vars(optimizer).pop("__deepcopy__", None)
 
@@ -154,6 +155,13 @@ def _refuse_copy(memo: dict[int, Any]) -> Any:
         "an optimizer that a method is attached to cannot be copied: the copy would train without "
         "it; copy its state_dict(), or detach(), copy, and attach() again"
     )
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside a framework's wrapper (Accelerate's): its `step` is the real one."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _check(optimizer: Optimizer) -> None:
