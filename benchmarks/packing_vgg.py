@@ -41,6 +41,12 @@ def parent(path):
     return model.eval()
 
 
+def drawn(data, draw, count):
+    """So many training images, without their labels."""
+    which = np.random.default_rng(draw).permutation(len(data.train.inputs))[:count]
+    return data.train.inputs[which]
+
+
 def row(model, part, images, draw, price, folder):
     start = time.time()
     packer = Packer(model, list(images.split(64)), Settings(), DAMPING, for_inference=True)
@@ -75,8 +81,8 @@ def main():
     rows = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
     for price in given.prices:
         for draw in given.draws:
-            which = np.random.default_rng(draw).permutation(len(data.train.inputs))[: given.images]
-            rows.append(row(model, part, data.train.inputs[which], draw, price, given.folder))
+            images = drawn(data, draw, given.images)
+            rows.append(row(model, part, images, draw, price, given.folder))
             print(rows[-1], flush=True)
             if given.json:
                 given.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,0 +1,138 @@
+"""What others make of the same VGG-16 without training: bytes and error, beside `packing_vgg.py`.
+
+    python benchmarks/packing_peers.py PARENT.safetensors [--nncodec PYTHON] [--draw 0] [--json FILE]
+
+Rows: `pack --clusters` with 16 and 256 values a tensor; symmetric 8-bit and 4-bit integers with a scale for
+each output channel, codes and scales under zstd -19; and a uniform step for each tensor, its integers coded by
+DeepCABAC (the coder of NNCodec and of the ISO standard; the best of its settings for each tensor). All of
+them get BatchNorm statistics that are estimated again from the same 1,000 unlabelled training images, as ours
+do. What is not a weight matrix is counted in float32, under zstd -19 as well.
+"""
+
+import argparse
+import copy
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import zstandard
+from packing_vgg import drawn, error, parent
+
+import reefknot
+from reefknot.zoo import DATASETS
+
+HELPER = Path(__file__).with_name("deepcabac.py")
+
+
+def is_matrix(value):
+    return value.is_floating_point() and value.dim() > 1
+
+
+def compressed(*arrays):
+    return len(zstandard.ZstdCompressor(19).compress(b"".join(a.tobytes() for a in arrays)))
+
+
+def rest(model):
+    """All that is no matrix, in float32; a count of batches is not needed."""
+    return [v.numpy() for v in model.state_dict().values() if v.is_floating_point() and v.dim() < 2]
+
+
+def integers(model, bits):
+    """Symmetric integers, a scale for each output channel."""
+    codes, scales = [], []
+    most = 2 ** (bits - 1) - 1
+    for value in model.state_dict().values():
+        if is_matrix(value):
+            scale = value.flatten(1).abs().amax(1).clamp_min(1e-12) / most
+            by_row = scale.view(-1, *[1] * (value.dim() - 1))
+            code = (value / by_row).round()
+            value.copy_(code * by_row)
+            codes.append(code.to(torch.int8).numpy())
+            scales.append(scale.numpy())
+    return lambda: compressed(*codes) + compressed(*scales, *rest(model))
+
+
+def uniform(model, step, python):
+    """Multiples of a step, which is this many root mean squares of the tensor."""
+    codes, steps = [], []
+    for value in model.state_dict().values():
+        if is_matrix(value):
+            size = float(step * value.square().mean().sqrt())
+            code = (value / size).round()
+            value.copy_(code * size)
+            codes.append(code.to(torch.int32).numpy())
+            steps.append(size)
+
+    def count():
+        total = 4 * len(steps) + compressed(*rest(model))
+        with tempfile.TemporaryDirectory() as folder:
+            for n, code in enumerate(codes):
+                path = Path(folder) / f"{n}.npz"
+                np.savez(path, size=int(np.ptp(code)) + 1, zero=int(-code.min()), code=code)
+                done = subprocess.run(
+                    [python, HELPER, path], check=True, capture_output=True, text=True
+                )
+                total += json.loads(done.stdout)["payload_bytes"]
+        return total
+
+    return count
+
+
+def clustered(model, values):
+    state = reefknot.cluster(model.state_dict(), num_clusters=values)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.reef"
+        reefknot.save(state, path)
+        model.load_state_dict(reefknot.load(path))
+
+    def count():
+        with tempfile.TemporaryDirectory() as folder:  # with the statistics as they are now
+            state = reefknot.cluster(model.state_dict(), num_clusters=values)
+            return reefknot.save(state, Path(folder) / "m.reef")
+
+    return count
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parent", type=Path)
+    parser.add_argument("--nncodec", help="the Python of an environment that has nncodec")
+    parser.add_argument("--draw", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    data, model = DATASETS["cifar10"](), parent(given.parent)
+    images = drawn(data, given.draw, 1000)
+    ways = {
+        "`pack --clusters 256`": lambda m: clustered(m, 256),
+        "`pack --clusters 16`": lambda m: clustered(m, 16),
+        "int8, a scale a channel, zstd": lambda m: integers(m, 8),
+        "int4, a scale a channel, zstd": lambda m: integers(m, 4),
+    }
+    if given.nncodec:
+        for step in (0.25, 0.5, 1.0, 1.5):
+            name = f"uniform step of {step} rms, DeepCABAC"
+            ways[name] = lambda m, step=step: uniform(m, step, given.nncodec)
+    weights = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("bn"))
+    rows = []
+    for name, way in ways.items():
+        packed = copy.deepcopy(model)
+        with torch.no_grad():
+            count = way(packed)
+        reefknot.update_batchnorm(packed, images.split(100))
+        size = count()
+        rows.append({
+            "way": name, "bytes": size, "bits a weight": 8 * size / weights,
+            "error %": error(packed.eval(), data.test),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
