@@ -78,15 +78,18 @@ def main():
     given = parser.parse_args()
     data, model = DATASETS["cifar10"](), parent(given.parent)
     part = data.validation if given.validation else data.test
-    rows = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
+    result = {"parent's error %": error(model, part), "rows": []}
+    if given.json and given.json.exists():
+        result["rows"] = json.loads(given.json.read_text())["rows"]
     for price in given.prices:
         for draw in given.draws:
             images = drawn(data, draw, given.images)
-            rows.append(row(model, part, images, draw, price, given.folder))
-            print(rows[-1], flush=True)
+            result["rows"].append(row(model, part, images, draw, price, given.folder))
+            print(result["rows"][-1], flush=True)
             if given.json:
-                given.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print({"parent's error %": error(model, part)})
+                given.json.write_text(json.dumps(result, indent=1) + "\n")
+    parent_error = result["parent's error %"]
+    print(f"parent: {parent_error} %")
 
 
 if __name__ == "__main__":
