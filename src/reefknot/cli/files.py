@@ -52,8 +52,9 @@ _MAX_BYTES = click.option(
     "--keep", multiple=True, metavar="GLOB", help="Names to keep exactly, such as '*.bias'."
 )
 @click.option(
-    "--min-size", default=1_024, show_default=True, type=click.IntRange(min=0),
-    help="Keep tensors with fewer elements exactly, and those of one dimension; 0 for none.",
+    "--min-size", type=click.IntRange(min=0),
+    help="Keep tensors with fewer elements exactly, and those of one dimension; 0 for none. "
+    "[default: 256 with a budget, 1,024 with clusters]",
 )  # fmt: skip
 @click.option(
     "--effort", type=click.Choice(["auto", "tight", "fast"]), default="auto", show_default=True
@@ -64,7 +65,7 @@ def pack(
     source: Path, target: Path, size: str | None, bits: float | None, error: float | None,
     model_name: str | None, inputs: str | None, example: str | None, for_inference: bool,
     clusters: int | None, density: float | None, scope: Any,
-    keep: tuple[str, ...], min_size: int, effort: Any, force: bool, as_json: bool,
+    keep: tuple[str, ...], min_size: int | None, effort: Any, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin, a folder) as a .reef file.
 
@@ -80,13 +81,15 @@ def pack(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from reefknot.errors import ConfigError
-    from reefknot.packing.budget import Budget
-    from reefknot.packing.clustering import Settings
+    from reefknot.packing import budget as budgets
+    from reefknot.packing import clustering
     from reefknot.packing.pack import pack as pack_file
 
-    settings = Settings(clusters, density, scope, keep, min_size)
     asked = (None if size is None else _num_bytes(size), bits, error)
-    budget = None if asked == (None, None, None) else Budget(*asked)
+    budget = None if asked == (None, None, None) else budgets.Budget(*asked)
+    if min_size is None:
+        min_size = clustering.MIN_SIZE if budget is None else budgets.MIN_SIZE
+    settings = clustering.Settings(clusters, density, scope, keep, min_size)
     columns = (TextColumn("packing"), BarColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(

@@ -28,6 +28,7 @@ LARGER_IS_COARSER = 0.75
 COARSER_TABLE, FINER_TABLE = 2.0, 0.5  # of squared error: look-up tables, position tables
 MANY_ROWS = 4096  # a table of fewer is read from end to end
 STEPS = FINEST * 2.0 ** np.array([0, 2, 4, *np.arange(5, 11.01, 0.25)])
+MIN_SIZE = 256  # smaller than that of clusters: a small tensor gets a fine step
 BOOK_BYTES = 1.5  # of a value in a codebook
 _POSITIONS = re.compile(r"(^|[._])(wpe|pos|pos_?emb\w*|\w*position\w*|places)([._]|$)", re.I)
 _LOOK_UP = re.compile(r"embed|(^|[._])(wte|tok|tokens?|emb|vocab)([._]|$)", re.I)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from reefknot.errors import ConfigError, ReefknotError
 from reefknot.files import write_atomically
 from reefknot.format.write import Effort
-from reefknot.packing.budget import Budget
+from reefknot.packing.budget import MIN_SIZE, Budget
 from reefknot.packing.changes import Change
-from reefknot.packing.clustering import MIN_SIZE, Plan, Settings, check_patterns
+from reefknot.packing.clustering import Plan, Settings, check_patterns
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
