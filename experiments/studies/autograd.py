@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from experiments.studies.training import scaled, vector
-from reefknot.runs.training import Batches
+from reefknot.runs.batches import Batches
 from reefknot.zoo import DATASETS, NETWORKS
 
 MINUTES = 1.0
