@@ -34,10 +34,10 @@ def autograd(data: dict[str, Any]) -> str:
     same = f"no weight differs by more than {away:.1e}" if away else "no weight differs in any bit"
     return (
         f"After {data['steps']} steps of SGD in float64, with the penalty differentiated over the "
-        f"clusters that k-means gave, {same} from those that our pull gives; the farthest has moved "
-        f"by {data['largest_move']:.2f}. With the minimum over all centers instead, weights at the "
-        "border of two clusters may be pulled to the other one, since our k-means works on bins: "
-        f"then the largest difference is {data['difference_nearest']:.1e}."
+        f"clusters that k-means gave, {same} from those that our pull gives; the farthest has "
+        f"moved by {data['largest_move']:.2f}. With the minimum over all centers instead, weights "
+        "at the border of two clusters may be pulled to the other one, since our k-means works on "
+        f"bins: then the largest difference is {data['difference_nearest']:.1e}."
     )
 
 

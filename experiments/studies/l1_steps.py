@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import reefknot
-from reefknot.runs.training import Batches, Plan, error_percent, train
+from reefknot.runs.batches import Batches
+from reefknot.runs.training import Plan, error_percent, train
 from reefknot.zoo import DATASETS, NETWORKS
 
 MINUTES, MARK = 0.2, "l1"

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from reefknot.format import encode
-from reefknot.runs.training import Batches, error_percent
+from reefknot.runs.batches import Batches
+from reefknot.runs.training import error_percent
 from reefknot.zoo import DATASETS
 
 MINUTES, MARK = 0.1, "norms"

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
 import reefknot
 from reefknot.format import encode
-from reefknot.runs.training import Batches, error_percent
+from reefknot.runs.batches import Batches
+from reefknot.runs.training import error_percent
 from reefknot.zoo import DATASETS, NETWORKS
 
 MINUTES, MARK = 0.3, "schedules"

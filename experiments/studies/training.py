@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from reefknot import TiedState
+from reefknot.runs.batches import Batches
 from reefknot.runs.config import make_config
 from reefknot.runs.parts import Parts, build
-from reefknot.runs.training import Batches, Progress, error_percent, train
+from reefknot.runs.training import Progress, error_percent, train
 from reefknot.zoo import NETWORKS
 
 RECORDS = Path(__file__).parents[1] / "records"

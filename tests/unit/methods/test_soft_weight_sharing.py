@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from reefknot import ConfigError, SoftWeightSharing, TyingError
-from reefknot.runs.training import Batches, Plan, train
+from reefknot.runs.batches import Batches
+from reefknot.runs.training import Plan, train
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))
