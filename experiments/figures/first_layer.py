@@ -16,13 +16,12 @@ METHODS = {"l2": "L2", "apt": "APT, K = 8", "l1": "L1", "sparse_apt": "sparse AP
 def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """Four sheets of 300 images, on the paper's scale from -0.3 to 0.3.
 
-    A pixel's strength goes with the root of its weight, so that small ones are seen, in halves,
-    so that the picture stays small.
+    A pixel's strength goes with the root of its weight, so that small ones are seen.
     """
     figure, axes = canvas(4, 1, 11.0)
     for ax, (name, words) in zip(axes.flat, METHODS.items(), strict=True):
         images = unpacked(data[name]["layer"], (300, 28, 28))
-        strengths = np.sign(images) * np.round(2 * np.sqrt(np.abs(images))) / 2
+        strengths = np.sign(images) * np.sqrt(np.abs(images))
         show(ax, signed(np.nan_to_num(tiles(strengths, 30)), theme))
         framed(ax, theme)
         ax.set_title(words)

@@ -30,7 +30,7 @@ def test_a_committed_figure_is_what_its_data_gives(figure) -> None:
             text = style.svg(figure.draw(page.read(figure), theme))
         path = page.PICTURES / f"{page.name_of(figure)}-{theme.name}.svg"
         assert without_pictures(text) == without_pictures(path.read_text())
-        assert path.stat().st_size < 150_000
+        assert path.stat().st_size < 180_000  # figure 10 holds 235,200 weights that are not sparse
         assert "<dc:date>" not in text
 
 
