@@ -1,4 +1,4 @@
-"""The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
+"""The commands on files: pack, unpack, inspect, verify. Imports are lazy: --help stays quick."""
 
 import json
 import re
@@ -73,8 +73,8 @@ def pack(
     and --density treat all tensors alike. Either way one-dimensional and small tensors (biases,
     norm layers) are kept exactly. The metadata of a safetensors file is not kept.
 
-    With --model and --inputs each layer is packed for what it gets, so that a file of the same
-    size changes the outputs less.
+    With --model and --inputs each layer is packed for the inputs it receives, so that the outputs
+    change less at the same file size.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -168,7 +168,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _num_bytes(text: str) -> int:
-    """The bytes that a size such as 900KB or 1.5 MB means; K is a thousand."""
+    """A size such as 900KB or 1.5 MB in bytes; K is a thousand."""
     found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
     if found is None:
         raise click.BadParameter(
@@ -183,7 +183,7 @@ def _sizes(packed: Any) -> str:
 
 
 def _changes(packed: Any) -> Any:
-    """A table of what was done to each tensor, with one line for the network at its end."""
+    """A table of what was done to each tensor; the last row is the whole network."""
     from rich.text import Text
 
     budget = any(change.bits is not None for change in packed.changes)
@@ -224,7 +224,7 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 def inspect(
     file: Path, max_bytes: int | None, name: str | None, shape: str | None, as_json: bool
 ) -> None:
-    """Show where every byte of FILE went, beside what other ways of storing would take."""
+    """Show where every byte of FILE went, beside the sizes of other formats."""
     from reefknot.inspection import COMPARE_BYTES
     from reefknot.inspection import inspect as inspect_file
 
@@ -276,7 +276,7 @@ def inspect(
 @_MAX_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(file: Path, against: Path | None, max_bytes: int | None, as_json: bool) -> None:
-    """Prove that FILE is whole and can be decoded, and that it equals a checkpoint."""
+    """Check that FILE is intact and can be decoded, and that it equals a checkpoint."""
     from reefknot.inspection import verify as verify_file
 
     found = verify_file(file, against, max_bytes=_limit(max_bytes))

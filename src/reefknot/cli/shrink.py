@@ -1,6 +1,6 @@
-"""The commands that need a network's code: shrink, and the exports of what is left of it.
+"""The commands `shrink`, `export safetensors` and `export onnx`, which shrink a network first.
 
-Imports are inside: --help stays quick.
+Imports are lazy: --help stays quick.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Tables: errors by stage, bytes by part, tensors, settings; and the box that a table stands in.
 
 Takes     a record's facts, an `Inspection`, what a survey found about each tensor.
-Gives     markup; an empty string where there is nothing to tell.
+Gives     markup; an empty string if there is nothing to show.
 Unaware   of the page around them, and of drawings.
 """
 

@@ -38,19 +38,19 @@ SOFT_STEPS, HARD_STEPS = 60_000, 10_000  # the paper's
 
 @dataclass(frozen=True)
 class Training:
-    """How long, in what portions, and how often to look.
+    """Steps, batch size, and how often to evaluate and save.
 
-    `threads = 0` leaves torch's default: one for each physical core, or OMP_NUM_THREADS.
+    `threads = 0` leaves torch's default: one per physical core, or OMP_NUM_THREADS.
     """
 
-    steps: int | None = None  # of a budget, whose phases share them
-    soft_steps: int | None = None  # without one: 60,000
-    hard_steps: int | None = None  # without one: 10,000
+    steps: int | None = None  # with a budget, whose phases share them
+    soft_steps: int | None = None  # without a budget; 60,000 by default
+    hard_steps: int | None = None  # without a budget; 10,000 by default
     batch_size: int = 128
     evaluate_every: int = 1_000
     checkpoint_every: int = 5_000
     threads: int = 0
-    shrink: bool = False  # leave out what fixed zeros have made dead: cheaper steps, other rounding
+    shrink: bool = False  # do not compute dead units: cheaper steps, other rounding
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Optimization:
 
     name: str = "adadelta"
     lr: float = 1.0
-    hard_lr: float | None = None  # as `lr`
+    hard_lr: float | None = None  # None: `lr`
     decay: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Trained networks whose opinions join the labels; without teachers the labels stand alone."""
+    """Teachers that soften the labels; without teachers, hard labels."""
 
     teachers: Sequence[str] = ()
     temperature: float = 4.0
@@ -93,7 +93,7 @@ class Config:
 
     @property
     def method_settings(self) -> dict[str, Any]:
-        """What the method is made with, but for the model."""
+        """The settings that the method is made with."""
         settings = dict(self.settings)
         if self._has_budget:
             settings["steps"] = self.training.steps
@@ -130,16 +130,16 @@ class Config:
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file, with `key=value` overrides (dotted keys for tables).
 
-    `start` and teachers are relative to the file's folder; overrides of them, to the current one.
+    `start` and teachers are relative to the file's folder; in overrides, to the current folder.
     """
     try:
         table = tomllib.loads(read_bytes(path).decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # of syntax, of UTF-8, a number of 5,000 digits
+    except (ValueError, RecursionError) as error:  # syntax, UTF-8, a number of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     _anchor(table, path.parent)
     for override in overrides:
         _override(table, override)
-    _anchor(table, Path())  # what is absolute already stays as it is
+    _anchor(table, Path())  # absolute paths stay as they are
     return make_config(table)
 
 
@@ -153,7 +153,7 @@ def _anchor(table: dict[str, Any], folder: Path) -> None:
 
 
 def make_config(table: Mapping[str, Any]) -> Config:
-    """The configuration that a table means; raises one error with all that is wrong in it."""
+    """The configuration in a table; raises one error that lists all mistakes."""
     mistakes: list[str] = []
     values = _checked(Config, table, "", mistakes)
     values["training"] = Training(
@@ -186,7 +186,7 @@ def to_toml(config: Config) -> str:
 
 
 def _filled(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not set and tables with nothing in them; TOML has no null."""
+    """A table without unset entries and empty tables, because TOML has no null."""
     found = {k: _filled(v) if isinstance(v, Mapping) else v for k, v in table.items()}
     return {key: value for key, value in found.items() if value is not None and value != {}}
 
@@ -208,7 +208,7 @@ _TABLES = (Training, Optimization, Distillation)
 
 
 def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[str, Any]:
-    """The entries of a table that fit the fields of a dataclass; the others become mistakes."""
+    """The entries of a table that fit the fields of a dataclass; others are added to `mistakes`."""
     if not isinstance(table, Mapping):
         mistakes.append(f"{prefix.rstrip('.')} must be a table, found {table!r}")
         return {}
@@ -296,7 +296,7 @@ def _method_mistakes(name: Any, settings: Any, steps: int | None) -> Iterable[st
         yield f"unknown method {name!r}{nearest(name, METHODS)}"
         return
     known = {f.name for f in settings_of(METHODS[name])}
-    allowed = known - {"steps"}  # which [training] tells
+    allowed = known - {"steps"}  # which belongs to [training]
     for key in settings:
         if key == "steps" and key in known:
             yield "steps belongs to [training], not to [settings]"
@@ -334,7 +334,7 @@ def _keywords(kind: type) -> set[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like this one, or at all of them."""
+    """A hint: the most similar known name, or all of them."""
     choices = sorted(known)
     listed = f"known are {', '.join(choices)}" if choices else "there are none"
     return f"; {did_you_mean(name, choices) or listed}"

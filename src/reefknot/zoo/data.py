@@ -1,4 +1,4 @@
-"""What a data set is: one frozen value with training, validation and test examples.
+"""The interface of a data set: one frozen value with training, validation and test examples.
 
 Takes     tensors of examples and their labels, of any numeric type.
 Gives     `Data`: float32 inputs, int64 labels, normalised, with a validation part that is the same
