@@ -50,7 +50,7 @@ class Claim:
             _check_same(folder, self._text)
         elif found and not (resume and found == _litter(found)):
             raise ConfigError(
-                f"{folder} is there already; add --resume to go on in it, --force to delete what "
+                f"{folder} already exists; add --resume to continue in it, --force to delete what "
                 "a run has written there, or choose another --out"
             )
 
@@ -103,7 +103,7 @@ def _locked(folder: Path, *, make: bool) -> Iterator[bool]:
             break
         if not make:
             raise ConfigError(
-                f"{folder} is not there, so there is nothing to resume; leave out --resume to begin"
+                f"{folder} does not exist, so there is nothing to resume; start without --resume"
             )
     else:
         raise ReefknotError(f"{folder} could not be made")
@@ -207,17 +207,17 @@ def _check_same(folder: Path, text: str) -> None:
         before = _entries(tomllib.loads(read_bytes(kept).decode()))
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{kept} is damaged: it is not UTF-8 (byte {error.start}); add --force to begin anew"
+            f"{kept} is damaged: it is not UTF-8 (byte {error.start}); add --force to start over"
         ) from error
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            f"{kept} is damaged: it is not valid TOML ({error}); add --force to begin anew"
+            f"{kept} is damaged: it is not valid TOML ({error}); add --force to start over"
         ) from error
     changed = sorted(before ^ _entries(tomllib.loads(text)))
     if changed:
         raise ConfigError(
-            f"{folder} was begun with another configuration (differing: {'; '.join(changed)}); "
-            "resume with the same one, add --force to begin anew, or choose another --out"
+            f"{folder} was started with another configuration (differing: {'; '.join(changed)}); "
+            "resume with the same one, add --force to start over, or choose another --out"
         )
 
 

@@ -209,7 +209,7 @@ def _train(
                 if stop.is_set() and progress.event == "step":
                     checkpoint(progress.step)
                     raise InterruptedRunError(
-                        f"stopped after step {progress.step:,}; add --resume to go on"
+                        f"stopped after step {progress.step:,}; add --resume to continue"
                     )
     except DivergedError as error:
         where = f"step {last_saved:,} in {journal.folder}" if last_saved else "none"

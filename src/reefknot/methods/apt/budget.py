@@ -25,7 +25,7 @@ Begin = Literal["sparsify", "trained", "commit"]
 # Shares of the steps: sparsify, recover, commit; frozen has the rest.
 _SHARES = {"sparsify": (0.66, 0.06, 0.26), "trained": (0.46, 0.10, 0.40)}
 _COMMIT_SHARE = 0.95  # if training begins with commit
-_REFITS = 60  # k-means runs over the whole training
+_REFITS = 60  # k-means runs after every sixtieth of the steps, until commit
 _SLACK = 1.07  # recover prunes to this times the target; commit makes the remaining zeros
 _TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at the end of commit
 
