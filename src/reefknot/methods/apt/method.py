@@ -36,7 +36,7 @@ from reefknot.tying.group import Group, Start
 from reefknot.tying.saved import saved_count, saved_number
 
 NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's: defaults without budget
-FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # if K is chosen automatically
+FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # if K is chosen: the first and the largest
 MOST_VALUES = 256  # of a group that is already tied
 _CENTER_BITS = 7  # of each center's mantissa that are written with a budget
 _WITHOUT_BUDGET = {
