@@ -97,7 +97,7 @@ UNSEEN = {  # how many validation and test images there are
 
 @dataclass(frozen=True)
 class Run:
-    """One committed record and where it lies."""
+    """One committed record and its folder."""
 
     folder: Path
     record: dict[str, Any]
@@ -356,7 +356,7 @@ def _with_interval(group: list[Run]) -> str:
 
 
 def _seeds(group: list[Run]) -> str:
-    """How many seeds there are, of those that a row shall have."""
+    """How many seeds there are, of those that a row should have."""
     return str(len(group)) if len(group) == len(SEEDS) else f"{len(group)} of {len(SEEDS)}"
 
 

@@ -127,7 +127,7 @@ def lenet_300_100(
     seed: int = 0,
     **optimizer: Any,
 ) -> dict[str, Any]:
-    """The table of a run of LeNet-300-100 on MNIST; Adadelta at a constant 1.0 unless told."""
+    """The table of a run of LeNet-300-100 on MNIST; Adadelta at a constant 1.0 by default."""
     return {
         "model": "lenet-300-100",
         "data": "mnist",

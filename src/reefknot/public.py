@@ -19,7 +19,7 @@ def file_bytes(state: TiedState) -> int:
 
 
 def _with_coder(method: type[Method]) -> type[Method]:
-    """The same class, whose `size_of` asks the coder unless it is told another."""
+    """The same class, whose `size_of` asks the coder by default."""
     body = {
         "__module__": __name__,
         "__doc__": method.__doc__,

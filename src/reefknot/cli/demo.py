@@ -2,7 +2,7 @@
 
 Takes     scikit-learn's embedded digits.
 Gives     a folder with two runs, `dense` and `tied`, each with its file and its report; a table of
-          what the tied one weighs, and what to look at next.
+          the sizes, and commands to try next.
 """
 
 import math
@@ -45,7 +45,7 @@ TIED: dict[str, Any] = _NETWORK | {
 
 
 def run_demo(*, out: Path | None = None, seed: int = 0) -> None:
-    """Train a dense network on the digits, tie it, and show what the tied one weighs.
+    """Train a dense network on the digits, tie it, and show the size of the tied one.
 
     Args:
         out: a new or empty folder; without it, the demo's own, whose old content is deleted.

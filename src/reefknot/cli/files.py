@@ -218,7 +218,7 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 @click.command()
 @click.argument("file", type=_EXISTING)
 @_MAX_BYTES
-@click.option("--model", "name", metavar="NAME", help="Its network: tells what `shrink` would do.")
+@click.option("--model", "name", metavar="NAME", help="Its network: shows what `shrink` would do.")
 @click.option("--input", "shape", metavar="SHAPE", help="What your own network takes: 1x28x28.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect(

@@ -33,7 +33,7 @@ def shrink(
 ) -> None:
     """Write the network of SOURCE (.reef) without its dead units as TARGET (.safetensors).
 
-    Tensors keep their names and have smaller shapes; NAME_inputs.indices tells which inputs a dense
+    Tensors keep their names and have smaller shapes; NAME_inputs.indices lists the inputs a dense
     layer reads, where it does not read all of them.
     """
     written = _safetensors(source, name, target, shape, force)

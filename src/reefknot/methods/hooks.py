@@ -1,4 +1,4 @@
-"""Hooks around `optimizer.step()`, which run a method inside somebody else's training loop.
+"""Hooks around `optimizer.step()`, which run a method inside the user's own training loop.
 
 Takes     torch optimizers and two functions.
 Gives     a call before each step that really happens, when gradients are ready and not yet used,

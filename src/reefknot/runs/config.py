@@ -2,7 +2,7 @@
 
 Takes     the text of a TOML file, and overrides from the command line.
 Gives     a `Config`, or a `ConfigError` with every mistake and the nearest known key.
-Unaware   of data, models and training; it looks at names and types only.
+Unaware   of data, models and training; it checks names, types and ranges only.
 """
 
 import inspect

@@ -428,7 +428,7 @@ def _budget_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
     if targets and settings.get("steps") is None:
         yield f"{targets[0]} needs steps: how many optimizer steps the training has"
     if not targets and settings.get("steps") is not None:
-        yield "steps needs target_bytes or target_density: how small the network shall be"
+        yield "steps needs target_bytes or target_density: how small the network should be"
     if not targets and settings.get("num_clusters") == "auto":
         yield 'num_clusters = "auto" needs target_bytes or target_density'
     if not targets and settings.get("begin", "sparsify") != "sparsify":
