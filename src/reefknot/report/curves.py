@@ -131,7 +131,7 @@ def _curve(
     first, last = values[0], values[-1]
     lowest = min(values)
     label = (
-        f"{title} over {len(lines)} records: {shown(first)} at first, "
+        f"{title} over {len(lines)} measurements: {shown(first)} at first, "
         f"{shown(last)} at the end, {shown(lowest)} at its lowest."
     )
     spread = [*(positive if log else values), *([level] if level else [])]

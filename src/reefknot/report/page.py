@@ -218,8 +218,8 @@ def _sizes(sizes: Inspection | None) -> str:
         tag("p", text(lead), class_="lead"),
         tables.sizes(sizes),
         _legend(
-            ("places", "places: which weights are not the most frequent value"),
-            ("values", "values: what those are"),
+            ("places", "positions of the weights that are not the most frequent value"),
+            ("values", "values of these weights"),
             ("other", "the rest"),
         ),
     )

@@ -101,7 +101,7 @@ def sizes(found: Inspection) -> str:
         rows.append(_row(name, cells) + _meter(*bars))
     foot = _row("The file", [count(found.file_bytes), share(1.0), "", ""])
     foot += tag("td", class_="meter")
-    names = ("Bytes", "Share", "Places", "Values")
+    names = ("Bytes", "Share", "Positions", "Values")
     heads = [("Part", ""), *((name, "num") for name in names), ("", "meter")]
     return table(heads, rows, foot=foot, label="Bytes of the file", wide=True)
 

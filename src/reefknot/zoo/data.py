@@ -152,7 +152,7 @@ def shuffled(count: int, seed: int) -> np.ndarray:
 
 def _num_validation(count: int, fraction: float, where: str) -> int:
     if not 0 < fraction < 1:
-        raise DataError(f"{where}: validation_fraction lies between 0 and 1, found {fraction}")
+        raise DataError(f"{where}: validation_fraction must be between 0 and 1, found {fraction}")
     number = max(1, round(count * fraction))
     if number >= count:
         raise DataError(
