@@ -1,4 +1,4 @@
-"""Puts what networks take on simulated chips into docs/ship.md, between its marks.
+"""Measures networks on simulated chips, and puts the table into docs/ship.md, between its marks.
 
     python benchmarks/chips.py
 

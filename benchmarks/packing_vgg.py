@@ -3,7 +3,7 @@
     python benchmarks/packing_vgg.py PARENT.safetensors [--draws 0 1 2] [--prices 1.9e-8] [--images 1000]
                                      [--validation] [--folder FOLDER] [--json FILE]
 
-For each draw of training images (labels are not looked at) and each price of a bit: the file, everything
+For each draw of training images (labels are not used) and each price of a bit: the file, everything
 counted, and the error on the whole test set. `reefknot.pack(size=...)` finds the price by itself in two to
 four such passes; here it is given, so that a pass is enough for a point of the curve. Rows are added to the
 JSON file one by one. Settings were chosen on validation images (`--validation` looks at no test image).

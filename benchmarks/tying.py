@@ -1,4 +1,4 @@
-"""What tying costs: the training step, the loop, the refit and the memory, against what people use.
+"""What tying costs: the training step, the loop, the refit and the memory, beside other tools.
 
     python benchmarks/tying.py [--json FILE] [--quick] [--parts memory,steps,loop,refits]
 
@@ -6,9 +6,9 @@ Takes     an environment with reefknot and the peers (coremltools, flash1dkmeans
           one that is not there is left out.
 Gives     tables as Markdown on standard output, and everything as JSON.
 
-Steps are ratios to the same step without tying: the variants take turns of some steps each, and the median ratio
-of all turns is given with its quartiles, so that a busy machine disturbs all of them alike. A peer that needs more
-than two minutes, or is refused because it would need more than 8 GB, is given as such.
+Steps are ratios to the same step without tying: the variants take turns of some steps each, so that a busy machine
+slows all of them alike, and the result is the median ratio of all turns, with quartiles. A peer that needs more
+than two minutes, or would need more than 8 GB, is listed as such.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def hard(model, make):
 
 
 def hard_sparse(model, make):
-    """Hard tying as it is in practice: nearly all weights are zero, and their blocks are skipped."""
+    """Hard tying of a sparse network: nearly all weights are zero, and their blocks are skipped."""
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     for path in sorted(RECORDS.glob("*sparse_apt*/model.reef")):
         state = reefknot.load(path)
@@ -246,7 +246,7 @@ def ours_cold(values, k, start):
 
 
 def last_centers(values, k):
-    """Where centers stand a thousand steps after a refit: near their places, not in them."""
+    """Centers as they are some steps after a refit: near the optimum, but off."""
     found = reefknot.kmeans1d(values, k).centers
     return found * np.random.default_rng(1).normal(1, 0.01, len(found))
 
@@ -318,7 +318,7 @@ def timed(call):
 
 
 def distortion(values, centers, assignment):
-    """The mean squared distance, in pieces so that it needs no memory to speak of."""
+    """The mean squared distance, in chunks so that it needs little memory."""
     total = 0.0
     for begin in range(0, len(values), 1 << 20):
         piece = slice(begin, begin + (1 << 20))

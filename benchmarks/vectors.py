@@ -2,8 +2,8 @@
 
     python benchmarks/vectors.py [--weights N] [--clusters K]
 
-Both are compiled in one process, give the same results, and take turns on one thread; seconds are those
-of the processor, the least of all turns, so that other work on the machine matters little.
+Both are compiled in one process, give the same results, and take turns on one thread. Times are processor
+time, the minimum over all turns, so that other work on the machine matters little.
 """
 
 import argparse
@@ -19,7 +19,7 @@ TURNS, CALLS = 200, 10
 
 
 def compiled():
-    """The three loops, as the module's present names make them."""
+    """The three loops, compiled with the module's current names."""
     kinds = np.float32, np.uint8
     return {
         "pull": loops.pull.__wrapped__(*kinds, False),

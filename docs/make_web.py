@@ -3,9 +3,9 @@
     src/reefknot/export/web/reef.js             -> reef.min.js, the decoder, to import from any page
     reef.js, page.js, page.css and page.html -> page.min.html, filled in by `reefknot export html`
 
-terser comes from npm. What it made is committed, so that nobody else needs npm; the first line of
-each file is a digest of its sources, and a test tells when they have changed. A few regular
-expressions of our own would not do: names are half of the size, and shortening them takes a parser.
+terser comes from npm. Its output is committed, so that nobody else needs npm; the first line of
+each file is a digest of its sources, and a test fails when they have changed. Regular expressions
+would not do: names are half of the size, and shortening them takes a parser.
 """
 
 import hashlib

@@ -7,8 +7,8 @@
 Takes     experiments/NETWORK/RECIPE.toml, and experiments/queue.toml for seeds, sizes and minutes.
 Gives     a record under experiments/records for each run that ends.
 
-A run's folder lies outside the checkout (--runs). A run that was cut off goes on from its
-checkpoint. A recipe that starts from another record, or learns from it, waits for that record.
+Run folders are outside the checkout (--runs). An interrupted run resumes from its checkpoint. A
+recipe that needs another record, as its start or as a teacher, waits for that record.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def changes(self) -> list[str]:
-        """What this job sets in the recipe."""
+        """The overrides of the recipe for this job."""
         size = self.target_bytes
         return [f"seed={self.seed}"] + ([f"settings.target_bytes={size}"] if size else [])
 
@@ -74,12 +74,12 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """How many it keeps busy."""
+        """How many threads it uses."""
         return max(1, self.config.training.threads)
 
     @property
     def is_done(self) -> bool:
-        """Whether a record is committed, of whatever date."""
+        """Whether a record is committed, of any date."""
         return any(RECORDS.glob(f"*_{self.name}/record.json"))
 
     @property
@@ -103,7 +103,7 @@ def jobs(pattern: str = "*") -> Iterator[Job]:
 
 
 class Queue:
-    """Runs jobs beside each other, as many as there are threads."""
+    """Runs jobs in parallel, on so many threads."""
 
     def __init__(self, waiting: list[Job], runs: Path, threads: int) -> None:
         self.waiting = sorted(waiting, key=lambda job: -job.minutes)
@@ -112,9 +112,9 @@ class Queue:
         self.failed: list[str] = []
 
     def go(self) -> int:
-        """Until nothing is left, or nothing can go on; gives how many runs failed."""
+        """Run until nothing is left, or nothing can start; gives how many runs failed."""
         self.runs.mkdir(parents=True, exist_ok=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is as Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C
         try:
             while self.waiting or self.running:
                 if not self._begin_what_fits() and not self.running:
@@ -129,7 +129,7 @@ class Queue:
                 process.terminate()  # each writes a checkpoint and stops
             for process in self.running.values():
                 process.wait()
-            print("stopped; the same command goes on")
+            print("stopped; the same command continues")
         for line in self.failed:
             print(f"failed: {line}")
         return len(self.failed)
@@ -176,7 +176,7 @@ class Queue:
 
 
 def keep(job: Job, folder: Path) -> Path:
-    """Copy what is published of a finished run; gives the record's folder."""
+    """Copy the published files of a finished run to the records; gives the record's folder."""
     today = datetime.date.today().isoformat()
     record = RECORDS / f"{today}_{job.name}"
     record.mkdir(parents=True, exist_ok=True)

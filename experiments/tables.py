@@ -100,7 +100,7 @@ UNSEEN = {  # how many validation and test images there are
 
 @dataclass(frozen=True)
 class Run:
-    """One committed record and where it lies."""
+    """One committed record and its folder."""
 
     folder: Path
     record: dict[str, Any]
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def num_teachers(self) -> int:
-        """How many networks softened the labels."""
+        """How many teachers there are."""
         return len(read_config(self.folder / "config.toml").distillation.teachers)
 
     @property
@@ -126,7 +126,7 @@ class Run:
 
 
 def runs() -> Iterator[Run]:
-    """Every committed record; what is counted since it was made is counted from its file."""
+    """Every committed record; entries newer than the record are computed from its file."""
     for path in sorted(RECORDS.glob("*/record.json")):
         record = json.loads(path.read_text())
         if "rate_strict" not in record:
@@ -144,7 +144,7 @@ def recipes() -> dict[tuple[str, str], list[Run]]:
 
 
 def table() -> str:
-    """The comparison as Markdown."""
+    """The comparison with the paper's table, as Markdown."""
     columns = (
         "network | recipe | scope | K | error %, paper | error % | validation and test % "
         "| parent % | non-zero %, paper | non-zero % | rate, paper | `rate_paper` | `rate_strict` "
@@ -244,7 +244,7 @@ def curve() -> str:
 
 
 def goals() -> str:
-    """The records that were to be beaten: the largest network of ours that is not larger."""
+    """The records to beat, each with the largest network of ours within its size."""
     rows = []
     for (network, size), accuracy in GOALS.items():
         fitting = [
@@ -323,7 +323,7 @@ def settings() -> str:
 
 
 def written(text: str) -> str:
-    """A document with each table between its marks as the records have it now."""
+    """A document with each table between its marks, made from the current records."""
     for mark, make in MARKS.items():
         before, found, rest = text.partition(f"<!-- {mark} -->\n")
         if found:
@@ -360,7 +360,7 @@ def _with_interval(group: list[Run]) -> str:
 
 
 def _seeds(group: list[Run]) -> str:
-    """How many seeds there are, of those that a row shall have."""
+    """How many seeds there are, of those that a row should have."""
     return str(len(group)) if len(group) == len(SEEDS) else f"{len(group)} of {len(SEEDS)}"
 
 
@@ -380,7 +380,7 @@ def _mean(group: list[Run], key: str) -> float:
 
 
 def strays() -> Iterator[str]:
-    """Records that were not trained as the recipe of their name says, but for the seed."""
+    """Records whose configuration is not their recipe's, apart from the seed."""
     found = {(job.network, job.recipe): job for job in jobs()}
     for run in runs():
         job = found.get((run.record["network"], run.name))
@@ -390,7 +390,7 @@ def strays() -> Iterator[str]:
 
 
 def _without_seed(config: Config) -> Config:
-    """What decides the outcome of a run, but for its seed; each seed has its own parent."""
+    """The configuration without the seed, and without the parent that each seed has of its own."""
     start = config.start and re.sub(r"seed\d+", "", os.path.normpath(config.start))
     teachers = [os.path.normpath(teacher) for teacher in config.distillation.teachers]
     return replace(

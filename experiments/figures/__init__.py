@@ -7,17 +7,17 @@ Takes     experiments/records/figures/STUDY.json (made by `experiments.studies`)
 Gives     docs/figures/NAME-light.svg and NAME-dark.svg, and what stands between the marks of
           docs/paper.md. What has no data yet is listed there as open.
 
-A figure is a module with NUMBER, STUDY (None where records are enough), ALT (what is heard where
-it cannot be seen), `read()` if its data is not one study's, `draw(data, theme)`, and `found(data)`:
-what the data say, in sentences.
+A figure is a module with NUMBER, STUDY (None if it is made from records), ALT (its alternative
+text), `read()` if its data is not one study's, `draw(data, theme)`, and `found(data)`: what the
+data say, in sentences.
 
-    page.py            docs/paper.md                      besides.py          said in passing
+    page.py            docs/paper.md                      besides.py          claims without figure
     style.py           colours, canvas, SVG
     histogram.py       1, weights before and after        losses.py           2, losses and errors
     generalisation.py  3, three networks                  pareto.py           4, sparsity and error
     clusters.py        5, centers over time               errors.py           6, over K and over t
-    local_filter.py    7, one filter at 576 places        conv_filters.py     8, LeNet-5's first
-    pixels.py          9, pixels that are looked at       first_layer.py      10, 300 small images
+    local_filter.py    7, one filter at 576 positions     conv_filters.py     8, LeNet-5's first
+    pixels.py          9, live input pixels               first_layer.py      10, 300 small images
     byte_curve.py      error against bytes, for the README; not in the paper
 """
 

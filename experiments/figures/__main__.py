@@ -1,4 +1,4 @@
-"""Draw every figure for which there is data, and renew docs/paper.md; see `experiments.figures`."""
+"""Draw every figure that has data, and update docs/paper.md; see `experiments.figures`."""
 
 from experiments.figures import DRAWN, page
 from experiments.figures.style import DARK, LIGHT, styled, svg

@@ -1,4 +1,4 @@
-"""What the paper says in passing, as sentences from the data of a study.
+"""The paper's claims without a figure, checked in sentences from the data of a study.
 
 Takes     the data files of the studies that no figure is made from, and of `pareto`.
 Gives     a sentence or two for each.

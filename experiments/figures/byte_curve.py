@@ -14,7 +14,7 @@ KIND = {"lenet-5-caffe": "convolutional", "lenet-300-100": "LeNet-300-100"}  # B
 
 
 class Published(NamedTuple):
-    """A figure of somebody else: bytes with places counted, and error in percent on MNIST."""
+    """A published result: bytes, with positions counted, and error in percent on MNIST."""
 
     name: str
     file_bytes: int

@@ -47,7 +47,7 @@ def block(figure: ModuleType) -> str:
 
 
 def open_ones() -> str:
-    """What cannot be drawn yet, and the command that changes that."""
+    """The figures without data, and the commands that make their data."""
     wanted: dict[str, list[str]] = {}
     for figure in FIGURES:
         for study in getattr(figure, "STUDIES", (figure.STUDY,)):
@@ -65,7 +65,7 @@ def open_ones() -> str:
 
 
 def written(text: str) -> str:
-    """The page with every mark filled from the data as it is now."""
+    """The page with every mark filled from the current data."""
     marks = {f"figure {figure.NUMBER}": block(figure) for figure in FIGURES}
     marks |= {name: besides.sentence(name) for name in besides.SENTENCES}
     marks["open"] = open_ones()

@@ -26,7 +26,7 @@ def series_of(data: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that no other is better than in both, the sparsest first."""
+    """The Pareto front: the runs that no other run beats in both, the sparsest first."""
     best: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda r: (r["density"], r["val_error"])):
         if not best or row["val_error"] < best[-1]["val_error"]:

@@ -1,4 +1,4 @@
-"""Figure 9: which input pixels LeNet-300-100 looks at, under three penalties."""
+"""Figure 9: which input pixels LeNet-300-100 uses, under three penalties."""
 
 from typing import Any
 

@@ -46,7 +46,7 @@ DARK = Theme("dark", "#e4e9ec", "#9ca8b1", "#2e373f", "#68b7d7", "#e39a68", "#a9
 
 @contextmanager
 def styled(theme: Theme) -> Iterator[None]:
-    """Everything drawn inside has this look."""
+    """Apply the theme to everything drawn inside."""
     settings = {
         "svg.fonttype": "none",
         "svg.hashsalt": "reefknot",
@@ -101,7 +101,7 @@ def svg(figure: Figure) -> str:
 
 
 def _smaller(match: re.Match[str]) -> str:
-    """The same picture with a palette, where it has few colours."""
+    """The same picture with a palette, if it has few colours."""
     content = base64.b64decode(match[2])
     pixels = np.array(Image.open(io.BytesIO(content)).convert("RGBA"))
     pixels[pixels[..., 3] == 0] = 0

@@ -1,4 +1,4 @@
-"""Studies: runs that are no recipe, and one small data file from each study.
+"""Studies: runs that are not recipes, and one small data file from each study.
 
     python -m experiments.studies                     # every study that has no data file yet
     python -m experiments.studies pareto --jobs 2     # this one, on two processes of one thread
@@ -10,20 +10,20 @@ Gives     experiments/records/figures/STUDY.json, which figures and tables are m
 
 A study is a module with
 
-    MINUTES             what one of its runs takes on one core
+    MINUTES             how long one of its runs takes on one core
     cases(done)         the runs that it needs, from a name to the arguments of `measure`; `done`
-                        is what finished ones gave, so that a search decides what comes next
-    measure(**case)     one run; what it gives can be written as JSON
-    data(done)          what the figure or the table is made from
+                        has the results of finished ones, by which a search decides what to run next
+    measure(**case)     one run; its result can be written as JSON
+    data(done)          the data of the figure or the table
     MARK, table(data)   for a study with a table in docs/method.md: its mark there, and its text
 
-A finished run is one file under --runs. What is cut off goes on run by run.
+Each finished run is a file under --runs. An interrupted study continues with the remaining runs.
 
     driver.py        the processes              training.py       one run, measured
     behaviour.py     figures 1, 2, 5            generalisation.py figures 3, 7
     pareto.py        figure 4                   num_clusters.py   figure 6, K
     refits.py        figure 6, t                first_layer.py    figures 9, 10
-    variants.py      exact k-means, k-medians   autograd.py       the pull, done naively
+    variants.py      exact k-means, k-medians   autograd.py       the pull by autograd
     l1_steps.py      two L1 steps               schedules.py      learning rates
     norm_layers.py   norm layers, tied or not
 """

@@ -26,7 +26,7 @@ def main() -> int:
     unknown = [name for name in options.study if name not in STUDIES]
     if unknown:
         parser.error(f"unknown study {', '.join(unknown)}; known are {', '.join(STUDIES)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C
     try:
         _go(options)
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
 """The pull to the centers beside automatic differentiation of the k-means penalty.
 
-Takes     LeNet-300-100, K = 8, SGD, a refit after each of 100 steps; float64, where rounding cannot
-          hide a difference. The penalty is written in both ways of the paper's equation 1: over the
-          clusters that k-means gave, and with the minimum over all centers.
-Gives     how far each network is from ours at the end, and how far ours went.
+Takes     LeNet-300-100, K = 8, SGD, a refit after each of 100 steps; float64, so that rounding does
+          not hide a difference. The penalty is written in both ways of the paper's equation 1: over
+          the clusters of k-means, and with the minimum over all centers.
+Gives     the distance of each network from ours at the end, and of ours from its start.
 Paper     section 4: the naive way needs O(NK) time and memory, and the results are comparable.
 """
 

@@ -34,7 +34,7 @@ def cases(done: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train, look often, and count where each weight came from and went to."""
+    """Train, measure often, and make a joint histogram of first and last weights."""
     rows: list[dict[str, Any]] = []
     losses: list[float] = []
     soft = np.zeros(0)
@@ -66,7 +66,7 @@ def measure(method: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look(progress: Progress, found: Trained, losses: list[float]) -> dict[str, Any]:
-    """Errors and clusters now; the loss is the mean since the last look."""
+    """The current errors and clusters; the loss is the mean since the last measurement."""
     data = found.parts.data
     images, labels = data.train
     row: dict[str, Any] = {

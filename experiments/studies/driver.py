@@ -1,4 +1,4 @@
-"""The processes of a study: what is finished is kept, what is left is run, the data is collected.
+"""Runs a study in processes: finished runs are kept, the others run, and the data collected.
 
 Takes     a study, and a folder in which each finished run is one file.
 Gives     the study's data file, and its table in docs/method.md if it has one.
@@ -37,7 +37,7 @@ def record_of(study: ModuleType) -> Path:
 
 
 def finished(study: ModuleType, folder: Path) -> Done:
-    """What the finished runs of a study gave, as far as it still wants them."""
+    """The results of a study's finished runs, without those that it no longer needs."""
     done: Done = {}
     while True:  # what is done decides what is wanted
         wanted = [name for name in study.cases(done) if name not in done]
@@ -49,7 +49,7 @@ def finished(study: ModuleType, folder: Path) -> Done:
 
 
 def run(study: ModuleType, folder: Path, *, jobs: int, shorter: int = 1) -> Done:
-    """Run what is left of a study, on so many processes."""
+    """Run the unfinished cases of a study, on so many processes."""
     folder.mkdir(parents=True, exist_ok=True)
     done = finished(study, folder)
     running: dict[Future[Any], str] = {}
@@ -81,7 +81,7 @@ def collect(study: ModuleType, done: Done, record: Path) -> None:
 
 
 def compact(value: Any, depth: int = 0) -> str:
-    """JSON with one line for each entry of the outer two levels; lines that a diff can show."""
+    """JSON with one line for each entry of the outer two levels, so that diffs are readable."""
     if depth < 2 and isinstance(value, dict | list) and value:
         pairs = value.items() if isinstance(value, dict) else ((None, v) for v in value)
         lines = (
@@ -95,7 +95,7 @@ def compact(value: Any, depth: int = 0) -> str:
 
 
 def written(study: ModuleType, text: str) -> str:
-    """A document with the study's table between its marks, as its data file has it now."""
+    """A document with the study's table between its marks, from its current data file."""
     before, found, rest = text.partition(f"<!-- {study.MARK} -->\n")
     after = rest.partition(f"<!-- /{study.MARK} -->")[2]
     table = study.table(json.loads(record_of(study).read_text()))

@@ -36,7 +36,7 @@ def cases(done: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """The first layer at the end: before any tying where the method is only a penalty."""
+    """The first layer at the end of training; before hardening if the method is only a penalty."""
     method, settings, hard_steps = METHODS[name]
     layer = np.zeros((0, 0))
 

@@ -1,9 +1,9 @@
 """What generalises: shared filters, local filters or none, each with four regularisers.
 
 Takes     LeNet-5-Caffe, the locally connected network of its shape, and the fully connected one;
-          5,000 steps of SGD, 2,500 hard ones for APT, which ties the local layers (or what stands
-          for them) alone. Strengths are chosen on validation (of APT with K = 4; of the fully
-          connected network as on the local one); then test images are looked at.
+          5,000 steps of SGD, 2,500 hard ones for APT, which ties only the local layers (or those in
+          their place). Strengths are chosen on validation (for APT with K = 4; for the fully
+          connected network, those of the local one); then test images are evaluated.
 Gives     the data of figure 3, and one filter of the local network with K = 4 for figure 7.
 Paper     section 4.2: 20,000 and 10,000 steps, three seeds, K up to 25,570. Here one seed, a
           quarter of the steps, and two K for the fully connected network.
@@ -35,7 +35,7 @@ LOCAL, SEARCH_K, FILTER = "lenet-5-local", 4, 0  # the K of the search, and the 
 
 
 def cases(done: dict[str, Any]) -> dict[str, Any]:
-    """Searches on two networks; the runs on test images have what they found.
+    """Searches on two networks; the runs on test images use the strengths they found.
 
     The fully connected network takes its strengths from the local one: its runs are the longest.
     """

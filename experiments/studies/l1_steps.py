@@ -37,7 +37,7 @@ def cases(done: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(optimizer_name: str, l1_step: str, l1_strength: float) -> dict[str, Any]:
-    """Train one network softly, harden it, and look at it."""
+    """Train one network with soft tying, harden it, and measure it."""
     torch.manual_seed(0)
     data, model = DATASETS["digits"](), NETWORKS["digits-mlp"]()
     kind, lr = OPTIMIZERS[optimizer_name]

@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2, 3, 4)
 
 
 def cases(done: dict[str, Any]) -> dict[str, Any]:
-    """The search of a K; when it is over, the seeds with what it found."""
+    """The search for each K; when it is over, the seeds with the strength it found."""
     found: dict[str, Any] = {}
     for k in KS:
         search = {
@@ -40,7 +40,7 @@ def cases(done: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(search: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run with the least validation error at the end; the weaker pull of two that are equal."""
+    """The run with the least final validation error; of equal ones, the weaker tying strength."""
     ended = [row for row in search if row["hard"] is not None]
     return min(ended, key=lambda row: (row["hard"], row["tying_strength"]))
 

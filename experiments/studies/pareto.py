@@ -1,4 +1,4 @@
-"""Sparsity against error, over strengths of L1: sparse APT, and two ways to do it differently.
+"""Sparsity against error, over strengths of L1: sparse APT, and two alternatives.
 
 Takes     LeNet-300-100, K = 9 and 17, 30,000 soft and 10,000 hard steps of SGD, one seed.
 Gives     the data of figure 4: density and validation error of every run.

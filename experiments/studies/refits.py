@@ -3,7 +3,7 @@
 Takes     LeNet-300-100, 20,000 soft and 20,000 hard steps, K = 2, 8 and 32, two tying strengths,
           one seed; t = 20,000 never refits, which is random tying. Nothing refits at hardening.
 Gives     the data of the right half of figure 6: validation errors, the better of both strengths.
-Paper     appendix A.1, "various K" and a search that is not told; here 36 runs.
+Paper     appendix A.1, "various K" and a search that is not described; here 36 runs.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ def measure(num_clusters: int, refit_every: int, tying_strength: float) -> dict[
 
 
 def without_last_refit(parts: Parts) -> None:
-    """Hardening takes the clusters as they are: t alone says how often k-means runs."""
+    """Harden without k-means, so that only t decides how often it runs."""
     parts.method.phases[-1].prepare = lambda: None
 
 

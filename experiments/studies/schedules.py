@@ -1,4 +1,4 @@
-"""What a learning-rate schedule of one's own costs, where the phases come from a budget.
+"""What it costs to use another learning rate schedule with a budget.
 
 Takes     the embedded digits, two budgets, three schedules, three seeds.
 Gives     a table in docs/method.md.

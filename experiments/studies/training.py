@@ -1,8 +1,8 @@
-"""One run of a study: trained as a recipe is, and measured around its phases.
+"""One run of a study: trained like a recipe, and measured around its phases.
 
-Takes     a configuration, as the table that a TOML file holds.
-Gives     `Trained`: the parts of the run, its errors, and what a `watch` has seen on the way.
-Unaware   of which study it is for. Test images are looked at only if asked, and once.
+Takes     a configuration, as the table in a TOML file.
+Gives     `Trained`: the parts of the run and its errors; a `watch` can measure along the way.
+Unaware   of which study it is for. Test images are evaluated only if asked for, and once.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,13 +98,13 @@ def shortened(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scaled(steps: int) -> int:
-    """So many steps, or what a trial has for them."""
+    """This many steps, or fewer in a trial."""
     return max(1, steps // SHORTER)
 
 
 @cache
 def start_of(network: str, seed: int) -> Tensor:
-    """All parameters in one row, as a run with this seed begins with them."""
+    """All initial parameters of a run with this seed, as one vector."""
     torch.manual_seed(seed)
     return vector(NETWORKS[network]())
 
@@ -115,7 +115,7 @@ def parent_of(network: str, recipe: str) -> Path:
 
 
 def vector(model: nn.Module) -> Tensor:
-    """A copy of all parameters in one row."""
+    """A copy of all parameters as one vector."""
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
@@ -128,7 +128,7 @@ def lenet_300_100(
     seed: int = 0,
     **optimizer: Any,
 ) -> dict[str, Any]:
-    """The table of a run of LeNet-300-100 on MNIST; Adadelta at a constant 1.0 unless told."""
+    """The table of a run of LeNet-300-100 on MNIST; Adadelta at a constant 1.0 by default."""
     return {
         "model": "lenet-300-100",
         "data": "mnist",

@@ -1,7 +1,7 @@
 """Neural networks in kilobytes: weights tied to a few values, in files that read back exactly.
 
     tie = reefknot.SparseAPT(model, target_bytes=3_300, steps=60_000)
-    tie.attach(optimizer)            # the phases go by themselves, in the loop you already have
+    tie.attach(optimizer)            # runs all phases, in the loop you already have
     ...                              # train
     reefknot.save(tie.finish(), "model.reef")      # at most 3,300 bytes
     model.load_state_dict(reefknot.load("model.reef"))

@@ -1,4 +1,4 @@
-"""Statistics of BatchNorm, estimated again: after tying they belong to other weights.
+"""Re-estimates the running statistics of BatchNorm: after tying, the old ones do not fit.
 
 Takes     a model, and batches of its inputs; labels are not needed.
 Gives     the model with running means and variances of these inputs.
@@ -20,16 +20,16 @@ log = logging.getLogger("reefknot")
 def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Estimate the running statistics of all BatchNorm layers from these batches alone.
 
-    A batch is what a DataLoader gives: inputs, or a tuple that begins with them. All batches count
-    the same, so a hundred are enough. The model stays in the mode it is in, training or evaluation;
-    a model without BatchNorm is left alone. A layer that was packed for inference has all that it
-    does in scale and shift, and would be ruined: that is said in a logged warning.
+    A batch is what a DataLoader gives: inputs, or a tuple that begins with them. All batches have
+    equal weight; a hundred are enough. The model stays in its mode, training or evaluation. A model
+    without BatchNorm is left alone. A layer that was packed for inference would be ruined, because
+    its old statistics are part of its scale and shift; a logged warning says so.
     """
     ruined = [name for name, module in model.named_modules() if _for_inference(module)]
     if ruined:
         log.warning(
             "reefknot: %d BatchNorm layers, %r first, were packed for inference and have no "
-            "statistics of their own: with new ones the network is another; start from the parent",
+            "statistics of their own; new ones change the network: start from the parent instead",
             len(ruined),
             ruined[0],
         )
@@ -37,7 +37,7 @@ def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
 
 
 def _for_inference(module: nn.Module) -> bool:
-    """Whether a norm has the form that packing for inference gives it; no new layer has."""
+    """Whether a layer has the form that packing for inference gives it; new layers do not."""
     if not isinstance(module, _BatchNorm) or module.running_mean is None:
         return False
     mean, variance = module.running_mean, module.running_var

@@ -64,7 +64,7 @@ def dtype_of(tag: str) -> DType:
 def is_zero(values: np.ndarray, dtype: DType) -> np.ndarray:
     """True where an element is zero of either sign, also for types held as raw bits."""
     if not dtype.is_raw:
-        with np.errstate(invalid="ignore"):  # a signalling NaN is not zero, and no mishap
+        with np.errstate(invalid="ignore"):  # for signalling NaNs
             return np.asarray(values == 0)
     if dtype.tag == "F8_E8M0":  # powers of two only: it has no zero
         return np.zeros(values.shape, bool)

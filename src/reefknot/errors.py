@@ -2,7 +2,7 @@
 
 Each message says what was expected, what was found, where, and what to try. The command line
 prints the message as one sentence and exits with `exit_code`; anything that is not a
-`ReefknotError` is a bug of ours and keeps its traceback.
+`ReefknotError` is a bug and keeps its traceback.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class ReefknotError(Exception):
-    """Something a user can mend; `exit_code` is what the command line exits with."""
+    """Something a user can fix; `exit_code` is the exit code of the command line."""
 
     exit_code = 2
 
@@ -37,11 +37,11 @@ class DataError(ReefknotError):
 
 
 class UserCodeError(ReefknotError):
-    """A network or a function of the user's own has raised something; it is the cause."""
+    """The user's own network or function has raised an error, which is the cause."""
 
 
 class DivergedError(ReefknotError):
-    """Training produced a loss or a value that no network can come back from."""
+    """Training has diverged: a loss or a value is not finite, or far too large."""
 
     exit_code = 1
 
@@ -53,7 +53,7 @@ class CheckError(ReefknotError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question about the known name that is most like this one; empty if none is.
+    """A question that suggests the most similar known name; empty if none is similar.
 
     >>> did_you_mean("LeNet_5", ["lenet-5", "vgg-16"])
     "did you mean 'lenet-5'?"

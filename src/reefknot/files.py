@@ -1,4 +1,4 @@
-"""Files: written so that a reader finds the old one or the new one; read only if regular."""
+"""Files: written atomically, so that readers find the old one or the new one; read if regular."""
 
 import contextlib
 import errno
@@ -14,11 +14,11 @@ from reefknot.errors import ReefknotError
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _WRITE_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY  # a pipe without a writer opens, too
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY  # do not block on a pipe
 
 
 def write_atomically(path: Path | str, data: bytes) -> None:
-    """Write a file of these bytes, whole or not at all."""
+    """Write these bytes to a file, atomically."""
     with writing_atomically(path) as file:
         file.write(data)
 
@@ -27,18 +27,18 @@ def write_atomically(path: Path | str, data: bytes) -> None:
 def writing_atomically(path: Path | str) -> Iterator[BinaryIO]:
     """A temporary file in the same folder, which is flushed to disk and renamed at the end.
 
-    A symbolic link is followed, and the file gets the rights that an ordinary new file would get.
-    If anything goes wrong the old file stays as it was.
+    A symbolic link is followed, and the file gets the permissions that an ordinary new file would
+    get. If anything goes wrong, the old file stays as it was.
     """
     check_target(path)
     target = Path(os.path.realpath(path))
     temporary = None
     try:
         mode = _rights_of(target)
-        # Part of the name only: it may be as long as a name can be.
+        # Only part of the name, which may have the maximal length already.
         start = os.fsdecode(os.fsencode(target.name)[:200])
         name = target.with_name(f".{start}.{secrets.token_hex(4)}.tmp")
-        # A new file gets its rights from the system, which alone can ask for the umask safely.
+        # The system applies the umask to a new file; a process cannot read it safely.
         handle = os.open(name, _WRITE_NEW, 0o666 if mode is None else 0o600)
         temporary = name
         with os.fdopen(handle, "wb") as file:
@@ -65,11 +65,11 @@ def _rights_of(target: Path) -> int | None:
 
 
 def check_target(path: Path | str) -> bool:
-    """Whether there is a file; a folder, a device or a pipe, which must not be replaced, raises."""
+    """Whether the file exists; raises for a folder, device or pipe, which must not be replaced."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:
-        return False  # there is nothing yet, or the writing itself will say why not
+        return False  # it does not exist, or writing will say what is wrong
     if stat.S_ISDIR(mode):
         raise ReefknotError(f"{path} is a folder; name a file")
     if not stat.S_ISREG(mode):
@@ -78,7 +78,7 @@ def check_target(path: Path | str) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last; not every system lets a folder be opened for that."""
+    """Flush the rename to disk; not every system allows opening a folder for that."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -89,9 +89,9 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[io.BufferedReader]:
-    """A file to read from, or one sentence that says why not.
+    """A file to read from, or a one-sentence error.
 
-    Only regular files are read: a device may have no end, and a pipe may have no beginning.
+    Only regular files are read: a device may be endless, and a pipe may never deliver anything.
     """
     try:
         with os.fdopen(_open_regular(path), "rb") as file:
@@ -101,13 +101,13 @@ def reading(path: Path | str) -> Iterator[io.BufferedReader]:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """A file's bytes, or one sentence that says why not."""
+    """A file's bytes, or a one-sentence error."""
     with reading(path) as file:
         return file.read()
 
 
 def _open_regular(path: Path | str) -> int:
-    handle = os.open(path, _READ)  # looked at once it is open, so that nobody can swap it
+    handle = os.open(path, _READ)  # checked after opening, so that it cannot be swapped
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):

@@ -1,7 +1,7 @@
 """Where every byte of a `.reef` file went, and whether the file is what it should be.
 
-Takes     a file, and for `verify` perhaps the checkpoint that it was made from.
-Gives     numbers: bytes by tensor and by kind, beside what other ways of storing would take.
+Takes     a file, and for `verify` optionally the checkpoint that it was made from.
+Gives     numbers: bytes by tensor and by kind, beside the sizes in other formats.
 Unaware   of how tensors are printed; the command line does that.
 """
 
@@ -24,7 +24,7 @@ from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import FoundTensor, open_tensors
 
 COMPARE_BYTES = 64 << 20  # larger networks are not compressed by gzip and xz: it takes minutes
-XZ = 6 | lzma.PRESET_EXTREME  # 9 differs from 8 MB on only, and takes 0.7 GB of memory
+XZ = 6 | lzma.PRESET_EXTREME  # 9 helps only above 8 MB, and takes 0.7 GB of memory
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class TensorBytes:
     kind: str  # "tied" or "kept"
     density: float
     bytes: float
-    position_bytes: float  # where elements are that differ from the most frequent value
-    value_bytes: float  # what they are
+    position_bytes: float  # the positions of elements that differ from the most frequent value
+    value_bytes: float  # the values of these elements
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _row(
 
 
 def _compressed(state: TiedState, compressor: Any) -> int:
-    """The size of all stored elements in a general compressor's format."""
+    """The size of all stored elements, compressed by a general-purpose compressor."""
     pieces = (piece for tensor in state.tensors for piece in state.pieces(tensor))
     return sum(len(compressor.compress(p.tobytes())) for p in pieces) + len(compressor.flush())
 
@@ -143,7 +143,7 @@ def _compressed(state: TiedState, compressor: Any) -> int:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was proven about a file."""
+    """What was verified about a file."""
 
     file_bytes: int
     checksum: str
@@ -160,9 +160,9 @@ class Verification:
 def verify(
     path: Path | str, against: Path | str | None = None, *, max_bytes: int = MAX_BYTES
 ) -> Verification:
-    """Prove that a file is whole, can be decoded, and holds the same values as a checkpoint.
+    """Check that a file is intact, can be decoded, and holds the same values as a checkpoint.
 
-    Raises `FormatError` for a file that is damaged, `CheckError` if it differs from `against`.
+    Raises `FormatError` for a damaged file, `CheckError` if it differs from `against`.
     """
     found = open_file(path, max_bytes=max_bytes)
     negative = _compare(found.state, path, against) if against is not None else 0
@@ -193,7 +193,7 @@ def _compare(state: TiedState, path: Path | str, against: Path | str) -> int:
 
 
 def _compare_tensor(state: TiedState, mine: TiedTensor | KeptTensor, other: FoundTensor) -> int:
-    """How often only the sign of a zero differs; anything else that differs raises."""
+    """How often only the sign of a zero differs; any other difference raises."""
     dtype, negative, wrong, first = other.dtype, 0, 0, -1
     bits = f"<u{dtype.item_bytes}"
     for number, (ours, theirs) in enumerate(zip(state.pieces(mine), _pieces(other), strict=True)):

@@ -1,4 +1,4 @@
-"""From a `.reef` file back to torch tensors: the one place right of the waist that knows torch."""
+"""From a `.reef` file back to torch tensors."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The methods as the package offers them: each knows the coder, and so the size of its file.
+"""The methods as the package offers them: with the coder, which measures the size of a file.
 
-Takes     the methods, which know no bytes, and the format, which knows no method.
+Takes     the methods, which do not know the format, and the format, which does not know methods.
 Gives     METHODS, and each class under its own name.
 Unaware   of what a method does.
 """
@@ -14,12 +14,12 @@ from reefknot.state import TiedState
 
 
 def file_bytes(state: TiedState) -> int:
-    """What a `.reef` file of this state takes up."""
+    """The size of a `.reef` file of this state."""
     return len(encode(state))
 
 
 def _with_coder(method: type[Method]) -> type[Method]:
-    """The same class, whose `size_of` asks the coder unless it is told another."""
+    """The same class, whose `size_of` asks the coder by default."""
     body = {
         "__module__": __name__,
         "__doc__": method.__doc__,

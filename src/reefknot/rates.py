@@ -1,4 +1,4 @@
-"""Compression rates: original size over compressed size, in each way of counting.
+"""Compression rates: original size over compressed size, by several accountings.
 
 Takes     a `TiedState`, or the counts of its values while it is still training.
 Gives     `rate_file` (real bytes), `rate_fixed` (equation 2), `rate_paper` (CSR and Huffman),
@@ -7,7 +7,7 @@ Gives     `rate_file` (real bytes), `rate_fixed` (equation 2), `rate_paper` (CSR
 Paper     equation 2, and the "maximum compression rate" of its Table 1.
 Unaware   of how a `.reef` file is coded: `rate_file` is told the size.
 
-Only `rate_file` is a size that can be had on a disk; the others make published figures comparable.
+Only `rate_file` is about real bytes on disk; the others make published figures comparable.
 """
 
 import math
@@ -22,7 +22,7 @@ from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 DENSE_GAP_BITS = 5
 CONV_GAP_BITS = 8
 ROW_POINTER_BITS = 32
-TABLE_LENGTH_BITS = 5  # what a Huffman table spends on a code length, beside the symbol itself
+TABLE_LENGTH_BITS = 5  # of a code length in a Huffman table, beside the symbol itself
 
 
 def rate_file(state: TiedState, file_bytes: int) -> float:
@@ -109,7 +109,7 @@ def predicted_bytes(counts: Iterable[np.ndarray], codebook_bytes: int, kept_byte
 
 
 def rate_of(state: TiedState, bits: float) -> float:
-    """Original bytes over so many bits; a state that takes none has not become smaller."""
+    """Original size over compressed size in bits; 1 for an empty state."""
     return 8 * state.original_bytes / bits if bits else 1.0
 
 
@@ -126,30 +126,30 @@ def _tied(state: TiedState) -> Iterator[TiedTensor]:
 
 
 class _Symbols:
-    """What compressed sparse rows of some tensors with one codebook consist of, counted."""
+    """Symbol counts of the compressed sparse rows of some tensors with one codebook."""
 
     def __init__(self, tensors: list[TiedTensor], zeros: np.ndarray) -> None:
         is_conv = any(len(tensor.shape) > 2 for tensor in tensors)
         self.gap_bits = CONV_GAP_BITS if is_conv else DENSE_GAP_BITS
         self.values = np.zeros(max(len(zeros), 1), np.int64)
         self.gaps = np.zeros(1 << self.gap_bits, np.int64)
-        self.rows: dict[int, int] = {}  # how many rows have so many entries
+        self.rows: dict[int, int] = {}  # from entries per row to the number of such rows
         for tensor in tensors:
             if tensor.indices.size:
                 self._count(tensor, zeros)
 
     def entry_bits(self) -> int:
-        """Value ids and gaps."""
+        """The bits of value ids and gaps."""
         id_bits = max(len(self.values) - 1, 1).bit_length()
         return _code_bits(self.values, id_bits) + _code_bits(self.gaps, self.gap_bits)
 
     def row_bits(self) -> int:
-        """Entries per row."""
+        """The bits of the entries per row."""
         counts = np.array([*self.rows.values()], np.int64)
         return _code_bits(counts, max([1, *self.rows]).bit_length())
 
     def _count(self, tensor: TiedTensor, zeros: np.ndarray) -> None:
-        """Some elements at a time: the tensor may be all that memory has room for."""
+        """Count the symbols of a tensor, in chunks to bound memory."""
         columns = tensor.indices.size // (tensor.shape[0] if len(tensor.shape) > 1 else 1)
         stored, zero = (~zeros).astype(np.uint8), int(np.argmax(zeros))
         flat, at_row = tensor.indices.reshape(-1), np.zeros(3, np.int64)
@@ -163,6 +163,6 @@ class _Symbols:
 
 
 def _code_bits(counts: np.ndarray, symbol_bits: int) -> int:
-    """A Huffman coded message and its table."""
+    """The bits of a Huffman-coded message and its table."""
     entries = int(np.count_nonzero(counts))
     return message_bits(counts) + entries * (symbol_bits + TABLE_LENGTH_BITS)

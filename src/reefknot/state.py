@@ -17,11 +17,11 @@ from reefknot.dtypes import DType, is_zero
 from reefknot.errors import ReefknotError
 
 MAX_CODEBOOK = 65_536
-CHUNK = 1 << 20  # elements that are counted or looked up at a time, to bound memory
+CHUNK = 1 << 20  # elements processed at a time, to bound memory
 
 
 def _frozen(array: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
-    """A C-ordered read-only array of these values, which no array of the caller can change."""
+    """A C-ordered read-only array of these values, not shared with a writable one."""
     same = dtype is None or array.dtype == dtype
     if same and array.flags.c_contiguous and _is_immutable(array):
         return array
@@ -42,7 +42,7 @@ def _is_immutable(array: Any) -> bool:
 def occurrences(indices: np.ndarray, size: int) -> np.ndarray:
     """How often each index below `size` occurs."""
     flat, counts = indices.reshape(-1), np.zeros(size, np.int64)
-    for at in range(0, len(flat), CHUNK):  # bincount widens what it is given to 8 bytes
+    for at in range(0, len(flat), CHUNK):  # bincount converts its input to 8 bytes an element
         counts += np.bincount(flat[at : at + CHUNK], minlength=size)
     return counts
 
@@ -117,7 +117,7 @@ class KeptTensor:
     name: str
     dtype: DType
     data: np.ndarray  # storage type of `dtype`, in the tensor's own shape
-    trainable: bool = True  # False for buffers, which no density counts
+    trainable: bool = True  # False for buffers, which densities leave out
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ class TiedState:
         return np.asarray(self.codebooks[tensor.codebook].values[tensor.indices])
 
     def pieces(self, tensor: TiedTensor | KeptTensor) -> Iterator[np.ndarray]:
-        """A tensor's elements in order, some at a time: no second copy of it is made."""
+        """A tensor's elements in order, in chunks, without a second copy of it."""
         if isinstance(tensor, KeptTensor):
             flat = tensor.data.reshape(-1)
             yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
@@ -232,7 +232,7 @@ class TiedState:
 
     __hash__ = None  # type: ignore[assignment]  # equality looks at every weight
 
-    # -- what it weighs ---------------------------------------------------------------------
+    # -- sizes and counts -------------------------------------------------------------------
 
     def nonzeros(self, tensor: TiedTensor | KeptTensor) -> int:
         """How many elements of a tensor are not zero."""
@@ -268,7 +268,7 @@ class TiedState:
 
     @property
     def num_clusters(self) -> int:
-        """The number of shared values, zero included; of the largest of several codebooks."""
+        """The number of shared values of the largest codebook, zero included."""
         return max((len(codebook) for codebook in self.codebooks), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of others, tensor by tensor: safetensors, whole or in shards, and torch's files.
+"""Reads checkpoints tensor by tensor: safetensors, whole or in shards, and torch's own files.
 
 Takes     a path.
 Gives     names, element types, shapes, and each tensor's raw elements when asked for.
@@ -24,13 +24,13 @@ from reefknot.files import reading, writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
 from reefknot.state import TiedState
 
-# Of a header or an index. The largest models that people share have an index of some hundred
-# thousand tensors, 15 MB. What takes 3 bytes as JSON may take a hundred as objects of Python, so
-# items are counted, too.
+# Limits of a header or an index. The largest public models have an index of some hundred thousand
+# tensors, 15 MB. Three bytes of JSON may become a hundred bytes of Python objects, so items are
+# limited, too.
 MAX_JSON_BYTES = 32 << 20
 MAX_JSON_ITEMS = 1_000_000
-# What is looked for in a folder; the first is how model hubs name a checkpoint in one file, and
-# beside it there may be variants.
+# File names to look for in a folder. The first is that of an unsharded checkpoint on model hubs,
+# which may have variants beside it.
 _IN_FOLDERS = (
     *("model.safetensors", "*.safetensors.index.json", "*.safetensors", "*.bin.index.json"),
     "pytorch_model.bin",
@@ -55,7 +55,7 @@ class FoundTensor(NamedTuple):
 
 
 def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarray]]:
-    """What a tensor shares with those that are the same, its element type, and a way to read it."""
+    """An identity that tensors with shared storage have in common, the dtype, and a reader."""
     if isinstance(value, np.ndarray):
         for dtype in DTYPES.values():
             if dtype.storage == value.dtype and not dtype.is_raw:
@@ -85,7 +85,7 @@ def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarra
 
 
 def open_tensors(path: Path | str) -> list[FoundTensor]:
-    """The tensors of a checkpoint in order; only torch's own files are read at once."""
+    """The tensors of a checkpoint in order, read lazily except from torch's own files."""
     files = files_of(path)
     promised: set[str] = set()
     if len(files) > 1:
@@ -137,7 +137,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Which shard beside an index holds which tensor."""
+    """The shard of each tensor, from an index."""
     try:
         with reading(path) as file:
             index = _from_json(file.read(MAX_JSON_BYTES + 1))
@@ -264,7 +264,7 @@ class _Row(NamedTuple):
 
 
 def _are_sizes(found: Any) -> bool:
-    """Whether this is a list of whole numbers from 0 to 2**63 - 1; true is none, nor is 1.0."""
+    """Whether this is a list of integers from 0 to 2**63 - 1; booleans and floats are not."""
     return isinstance(found, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in found)
 
 
@@ -325,7 +325,7 @@ def _torch(path: Path) -> list[FoundTensor]:
 
 
 def _loaded(path: Path) -> Any:
-    """What torch's own reader makes of a file that may hold tensors, and may not run anything."""
+    """The content of a torch file, by torch's own reader, which loads tensors and runs no code."""
     import torch
 
     def load(mmap: bool) -> Any:

@@ -33,7 +33,7 @@ _RAW = {1: torch.uint8, 2: torch.int16}  # views of types that numpy does not kn
 
 
 def dtype_for(dtype: torch.dtype) -> DType:
-    """The element type of a state that stands for a torch one."""
+    """The element type of a state for a torch dtype."""
     if dtype not in TAGS:
         raise ReefknotError(f"tensors of {dtype} cannot be stored; known are {', '.join(DTYPES)}")
     return DTYPES[TAGS[dtype]]

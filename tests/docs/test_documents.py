@@ -137,7 +137,7 @@ def test_what_stats_tell_is_in_the_table_of_the_method():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     tie = reefknot.SparseAPT(model, target_bytes=900, steps=100).attach(optimizer)
     text = (ROOT / "docs" / "method.md").read_text()
-    section = text.partition("## What `stats()` tells")[2].partition("\n## ")[0]
+    section = text.partition("## What `stats()` shows")[2].partition("\n## ")[0]
     for _ in range(95):
         optimizer.zero_grad()
         model(torch.ones(1, 30)).square().sum().backward()

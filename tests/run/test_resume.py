@@ -458,7 +458,7 @@ def test_an_interrupted_run_says_so_and_resumes_bit_for_bit(server: Any, number:
     assert process.exitcode == 130
     errors = Path(f"{out}.errors").read_text()
     assert errors.splitlines()[-1].startswith("reefknot: stopped after step ")
-    assert errors.splitlines()[-1].endswith("; add --resume to go on")
+    assert errors.splitlines()[-1].endswith("; add --resume to continue")
     assert "Traceback" not in errors
     resume(ADAM, str(out))
 
@@ -496,8 +496,8 @@ def test_resuming_what_was_never_begun_is_refused() -> None:
     done = run_here(*arguments(TINY, "never-begun", "--resume"))
     assert done.exit_code == 2
     assert done.stderr == (
-        "reefknot: never-begun is not there, so there is nothing to resume; leave out --resume to "
-        "begin\n"
+        "reefknot: never-begun does not exist, so there is nothing to resume; start without "
+        "--resume\n"
     )
     assert not Path("never-begun").exists()
 
@@ -543,7 +543,7 @@ def test_of_two_runs_that_start_in_one_fresh_folder_exactly_one_goes_on(server: 
         loser, winner = (Path(f"{out}.{codes.index(code)}.errors").read_text() for code in (2, 0))
         assert "Traceback" not in loser + winner
         assert loser.splitlines() == [loser.strip()]
-        assert "another process is running in" in loser or "is there already" in loser
+        assert "another process is running in" in loser or "already exists" in loser
         alone = f"alone-{codes.index(0)}"
         if not Path(alone).exists():
             args = [*arguments(TINY, alone), "--set", f"seed={codes.index(0)}"]

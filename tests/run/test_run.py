@@ -426,7 +426,7 @@ def test_a_size_that_cannot_be_had_is_refused_before_anything_is_trained(tmp_pat
 
 def test_a_folder_that_is_there_is_refused_and_left_alone(tied: Path) -> None:
     before = {path.name: path.read_bytes() for path in tied.iterdir()}
-    refused(command("run", tied / "config.toml", "--out", tied), "is there already; add --resume")
+    refused(command("run", tied / "config.toml", "--out", tied), "already exists; add --resume")
     assert {path.name: path.read_bytes() for path in tied.iterdir()} == before
 
 
@@ -449,7 +449,7 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
 def test_a_mistake_found_before_training_leaves_nothing_in_the_way(
     tmp_path: Path, slip: str
 ) -> None:
-    # Who mends the mistake and runs again must not be told that the folder is there already.
+    # A user who fixes the mistake and runs again must not be told that the folder already exists.
     config, out = digits_config(tmp_path), tmp_path / "out"
     assert command("run", config, "--out", out, "--set", slip).exit_code == 2
     assert not out.exists() or not list(out.iterdir())
@@ -478,8 +478,8 @@ def test_a_failed_run_with_a_checkpoint_is_kept_until_force(tmp_path: Path) -> N
     assert done.exit_code == 1
     kept = contents(out)
     assert "checkpoint.safetensors" in kept
-    refused(command("run", config, "--out", out), "add --resume to go on in it, --force to delete")
-    refused(command("run", config, "--out", out, "--resume"), "add --force to begin anew")
+    refused(command("run", config, "--out", out), "--resume to continue in it, --force to delete")
+    refused(command("run", config, "--out", out, "--resume"), "add --force to start over")
     # What is wrong with the new run is found before anything of the old one is deleted.
     refused(command("run", config, "--out", out, "--force", "--set", "data=digit"), "data set")
     assert contents(out) == kept
@@ -544,7 +544,7 @@ def test_a_kept_configuration_that_is_not_utf8_is_refused_in_one_sentence(
     folder = Path(shutil.copytree(tied, tmp_path / "out"))
     (folder / "config.toml").write_bytes(b'model = "\xff"\n')
     done = command("run", tied / "config.toml", "--out", folder, "--resume")
-    refused(done, "config.toml is damaged: it is not UTF-8 (byte 9); add --force to begin anew")
+    refused(done, "config.toml is damaged: it is not UTF-8 (byte 9); add --force to start over")
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])

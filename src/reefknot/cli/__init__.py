@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Imports are made inside, so that --help is quick."""
+"""The command line: parses, calls, prints. Commands import lazily, so that --help is quick."""
 
 import shlex
 import traceback
@@ -61,8 +61,8 @@ def show_demo(out: Path | None, seed: int) -> None:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder [runs/CONFIG-seedN].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an entry.")
-@click.option("--resume", is_flag=True, help="Go on from the folder's checkpoint.")
-@click.option("--force", is_flag=True, help="Begin anew; deletes what a run has written there.")
+@click.option("--resume", is_flag=True, help="Continue from the folder's checkpoint.")
+@click.option("--force", is_flag=True, help="Start over; deletes what a run has written there.")
 @click.option("--baseline", is_flag=True, help="Also train without compression, to compare with.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def run(
@@ -77,7 +77,7 @@ def run(
     """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
     click.get_current_context().meta[_DEBUG] = debug
     if resume and force:
-        raise click.UsageError("--resume goes on, --force begins anew: choose one of them.")
+        raise click.UsageError("--resume continues, --force starts over: choose one of them.")
     from rich.console import Console
 
     from reefknot.cli.progress import ProgressBar
@@ -136,7 +136,7 @@ def methods() -> None:
             title = setting.name
             if setting.default is MISSING:
                 title += " (needed)"
-            elif setting.default is not None:  # what nothing means is in the sentence
+            elif setting.default is not None:  # the sentence says what None means
                 title += f" = {setting.default!r}"
             line = f"{title}: {setting.metadata['doc']}"
             click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))

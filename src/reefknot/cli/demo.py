@@ -1,8 +1,8 @@
-"""The whole story in under a minute: train, tie, pack, read back, check. Needs no download.
+"""Everything in under a minute: train, tie, pack, read back, check. Needs no download.
 
 Takes     scikit-learn's embedded digits.
 Gives     a folder with two runs, `dense` and `tied`, each with its file and its report; a table of
-          what the tied one weighs, and what to look at next.
+          the sizes, and commands to try next.
 """
 
 import math
@@ -29,7 +29,7 @@ from reefknot.zoo import DATASETS
 FOLDER = Path("reefknot-demo")
 
 _NETWORK = {"model": "digits-mlp", "data": "digits"}
-# For a network this small, a second thread waits more than it works.
+# A network this small is slower on two threads.
 _TRAINING = {"threads": 1, "evaluate_every": 500, "checkpoint_every": 1_000_000}
 DENSE: dict[str, Any] = _NETWORK | {
     "method": "dense",
@@ -45,10 +45,10 @@ TIED: dict[str, Any] = _NETWORK | {
 
 
 def run_demo(*, out: Path | None = None, seed: int = 0) -> None:
-    """Train a dense network on the digits, tie it, and show what the tied one weighs.
+    """Train a dense network on the digits, tie it, and show the size of the tied one.
 
     Args:
-        out: a folder that is new or empty; without it, the demo's own, whose last content goes.
+        out: a new or empty folder; without it, the demo's own, whose old content is deleted.
         seed: of initialisation and batches.
     """
     began = time.monotonic()
@@ -89,7 +89,7 @@ def what_it_means(dense_error: float, tied_error: float, images: int) -> str:
     'Of 400 test images the dense network gets 8 wrong and the tied one 10: within chance.'
     """
     dense, tied = (round(error * images / 100) for error in (dense_error, tied_error))
-    # Two counts of rare mistakes that are equally likely differ by more once in twenty times.
+    # Two Poisson counts of the same rate differ by more than this in one case of twenty.
     if abs(tied - dense) <= 2 * math.sqrt(dense + tied):
         verdict = "within chance"
     elif tied > dense:
@@ -105,7 +105,7 @@ def _run(table: dict[str, Any], folder: Path, seed: int) -> Record:
     try:
         with ProgressBar(config.plan.steps, Console(stderr=True)) as bar:
             return run(config, folder, display=bar)
-    except InterruptedRunError:  # a demo is over in a minute: it is begun again, not resumed
+    except InterruptedRunError:  # a demo takes a minute: it is started again, not resumed
         raise KeyboardInterrupt from None
 
 
@@ -120,7 +120,7 @@ def _check_free(folder: Path, *, may_replace: bool) -> None:
 
 
 def _workshop(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """A place beside the folder for what is not ready yet."""
+    """A temporary folder beside the folder, for unfinished runs."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-")
@@ -129,7 +129,7 @@ def _workshop(folder: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def _put(made: Path, folder: Path) -> None:
-    """Move both runs into the folder; those of an earlier demo go."""
+    """Move both runs into the folder, replacing those of an earlier demo."""
     try:
         folder.mkdir(exist_ok=True)
         for name in ("dense", "tied"):
@@ -144,7 +144,7 @@ def _put(made: Path, folder: Path) -> None:
 
 
 def _next_steps(file: Path) -> str:
-    """Commands that work as they stand, each with what it is for."""
+    """Commands to copy and run, each with its purpose."""
     page = (file.parent / "report.html").resolve().as_uri()
     path = shlex.quote(str(file))
     steps = (
@@ -156,7 +156,7 @@ def _next_steps(file: Path) -> str:
 
 
 def _program(name: str) -> str:
-    """How to call a program of this environment from here: by name, if the shell finds this one."""
+    """How to call a program of this environment: by name if it is on the PATH, or by path."""
     beside = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not beside.exists() or (found and Path(found) == beside):

@@ -1,4 +1,4 @@
-"""The commands of `reefknot export`. Imports are inside: --help stays quick."""
+"""The commands of `reefknot export`. Imports are lazy: --help stays quick."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,11 @@ MODEL = click.option(
 
 @click.group()
 def export() -> None:
-    """Write a network for other places than Python."""
+    """Export a network to C, HTML, ONNX or safetensors."""
 
 
 def network(name: str, shape: tuple[int, ...] | None) -> "tuple[nn.Module, Tensor | None, Input]":
-    """The module of that name, an example of its input if the shape is known, and its input."""
+    """The module of that name, an example input if the shape is known, and its `Input`."""
     import torch
     from torch import nn
 
@@ -63,7 +63,7 @@ def shape_of(text: str) -> tuple[int, ...]:
     "--input", "inputs", multiple=True, metavar="u8|SHAPE",
     help="u8: bytes instead of floats; a shape such as 1x28x28, for your own network.",
 )  # fmt: skip
-@click.option("--mean", type=float, help="Of the bytes that your own network was trained on.")
+@click.option("--mean", type=float, help="Mean of the bytes your own network was trained on.")
 @click.option("--std", type=float, help="Standard deviation of these bytes.")
 @click.option("--report", is_flag=True, help="Compile it for the chips whose compilers are here.")
 def c(

@@ -1,4 +1,4 @@
-"""The command `reefknot export html`. Imports are inside: --help stays quick."""
+"""The command `reefknot export html`. Imports are lazy: --help stays quick."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from reefknot.errors import ConfigError
 @MODEL
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The page to write.")
 @click.option("--input", "shape", metavar="SHAPE", help="Such as 1x28x28, for your own network.")
-@click.option("--mean", type=float, help="Of the pixels, 0 to 255, of your own network's images.")
+@click.option("--mean", type=float, help="Mean of your images' pixels, from 0 to 255.")
 @click.option("--std", type=float, help="Standard deviation of these pixels.")
 @click.option("--title", help="What the page calls the network.")
 def html(

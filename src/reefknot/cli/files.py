@@ -1,4 +1,4 @@
-"""The commands on files: pack, unpack, inspect, verify. Imports are inside: --help stays quick."""
+"""The commands on files: pack, unpack, inspect, verify. Imports are lazy: --help stays quick."""
 
 import json
 import re
@@ -74,8 +74,8 @@ def pack(
     and --density treat all tensors alike. Either way one-dimensional and small tensors (biases,
     norm layers) are kept exactly. The metadata of a safetensors file is not kept.
 
-    With --model and --inputs each layer is packed for what it gets, so that a file of the same
-    size changes the outputs less.
+    With --model and --inputs each layer is packed for the inputs it receives, so that the outputs
+    change less at the same file size.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -171,7 +171,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _num_bytes(text: str) -> int:
-    """The bytes that a size such as 900KB or 1.5 MB means; K is a thousand."""
+    """A size such as 900KB or 1.5 MB in bytes; K is a thousand."""
     found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
     if found is None:
         raise click.BadParameter(
@@ -186,7 +186,7 @@ def _sizes(packed: Any) -> str:
 
 
 def _changes(packed: Any) -> Any:
-    """A table of what was done to each tensor, with one line for the network at its end."""
+    """A table of what was done to each tensor; the last row is the whole network."""
     from rich.text import Text
 
     budget = any(change.bits is not None for change in packed.changes)
@@ -221,13 +221,13 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 @click.command()
 @click.argument("file", type=_EXISTING)
 @_MAX_BYTES
-@click.option("--model", "name", metavar="NAME", help="Its network: tells what `shrink` would do.")
+@click.option("--model", "name", metavar="NAME", help="Its network: shows what `shrink` would do.")
 @click.option("--input", "shape", metavar="SHAPE", help="What your own network takes: 1x28x28.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect(
     file: Path, max_bytes: int | None, name: str | None, shape: str | None, as_json: bool
 ) -> None:
-    """Show where every byte of FILE went, beside what other ways of storing would take."""
+    """Show where every byte of FILE went, beside the sizes of other formats."""
     from reefknot.inspection import COMPARE_BYTES
     from reefknot.inspection import inspect as inspect_file
 
@@ -279,7 +279,7 @@ def inspect(
 @_MAX_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(file: Path, against: Path | None, max_bytes: int | None, as_json: bool) -> None:
-    """Prove that FILE is whole and can be decoded, and that it equals a checkpoint."""
+    """Check that FILE is intact and can be decoded, and that it equals a checkpoint."""
     from reefknot.inspection import verify as verify_file
 
     found = verify_file(file, against, max_bytes=_limit(max_bytes))

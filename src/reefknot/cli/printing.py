@@ -1,4 +1,4 @@
-"""Tables and names as a terminal, a file or a pipe may have them."""
+"""Tables and names, safe to print to a terminal, a file or a pipe."""
 
 import sys
 from typing import Any
@@ -17,7 +17,7 @@ def table_of(*titles: str, text: int = 1) -> Any:
 
 
 def plain(text: object) -> str:
-    """A name or a path as a terminal may have it: control characters and the like are escaped."""
+    """A name or a path that is safe to print: unprintable characters are escaped."""
     signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return "".join(signs).encode(encoding, "backslashreplace").decode(encoding)

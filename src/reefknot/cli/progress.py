@@ -1,4 +1,4 @@
-"""One progress bar: phase, step, loss, validation error, density, size of target, clusters."""
+"""The progress bar: phase, step, loss, validation error, density, size and target, clusters."""
 
 import time
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _PHASES = {"": "training", "train": "training"}  # others are shown as they are
 
 
 class ProgressBar:
-    """Shows a run; on something that is no terminal, one line a measurement instead."""
+    """Shows a run; if the output is not a terminal, one line per measurement instead."""
 
     def __init__(self, total: int, console: Console) -> None:
         self._console = console

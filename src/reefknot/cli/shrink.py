@@ -1,6 +1,6 @@
-"""The commands that need a network's code: shrink, and the exports of what is left of it.
+"""The commands `shrink`, `export safetensors` and `export onnx`, which shrink a network first.
 
-Imports are inside: --help stays quick.
+Imports are lazy: --help stays quick.
 """
 
 import json
@@ -33,7 +33,7 @@ def shrink(
 ) -> None:
     """Write the network of SOURCE (.reef) without its dead units as TARGET (.safetensors).
 
-    Tensors keep their names and have smaller shapes; NAME_inputs.indices tells which inputs a dense
+    Tensors keep their names and have smaller shapes; NAME_inputs.indices lists the inputs a dense
     layer reads, where it does not read all of them.
     """
     written = _safetensors(source, name, target, shape, force)

@@ -1,4 +1,4 @@
-"""What goes of a network and what stays, as tables and as JSON. Imports are inside."""
+"""What `shrink` removes from a network, as tables and as JSON. Imports are lazy."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ def shrunk(file: Path, name: str, shape: str | None) -> "Shrunk":
 
 
 def show(found: "Shrunk") -> None:
-    """Print what goes of each layer, and what stays though nobody needs it."""
+    """Print what is removed from each layer, and which dead units cannot be removed."""
     from rich.text import Text
 
     table = table_of("layer", "inputs", "units", "parameters", "MACs", "constants folded")

@@ -1,4 +1,4 @@
-"""The small tables that commands print at their end."""
+"""The small tables that commands print at the end."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def unknown_loss(record: dict[str, Any]) -> bool:
 
 
 def _lost(record: dict[str, Any]) -> dict[str, float]:
-    """How many points more are wrong than before compression, of the test set if it is known."""
+    """The increase in error over the dense network, in points; on test data if it is known."""
     for part in ("test_error", "val_error"):
         before, after = record.get(f"dense_{part}"), record.get(part)
         if isinstance(before, int | float) and isinstance(after, int | float):

@@ -1,17 +1,17 @@
-"""Counting numbers in bins that are narrow near zero and wide far from it.
+"""Histograms with floating-point bins: narrow near zero, wide far from it.
 
-Takes     finite float32 or float64 numbers, in one piece or in many.
-Gives     for each occupied bin, in ascending order, how many fell into it and their mean; and the
-          way back, a cluster for each number from a cluster for each bin.
-Unaware   of what the clusters are good for.
+Takes     finite float32 or float64 numbers, in one array or in many.
+Gives     for each occupied bin, in ascending order, the count and the mean of its numbers; and
+          the cluster of each number, given the cluster of each bin.
+Unaware   of what the clusters are used for.
 
-A bin is a sign, one of 21 powers of two from the largest magnitude down, and some bits of fraction:
-with 10 of them about what float16 can tell apart, but without its limits, because the powers are
-counted from the largest number. What is below 2**-20 of it is at zero. Keys ascend as numbers do.
-Where those powers or the ends of the bins go beyond what the type can tell there are no bins.
+A bin is a sign, one of 21 exponents counted down from that of the largest magnitude, and some
+leading bits of the fraction. With 10 of them it has about the resolution of float16, without its
+limited range. Numbers below 2**-20 of the largest count as zero. Keys ascend as numbers do. There
+are no bins if the exponents, or the edges of the bins, are outside the range of the type.
 
-All that is counted is whole: how many numbers, and where inside its bin each one is. So the order
-does not matter, threads give the same as one, and histograms of parts are added.
+All sums are of integers (counts, and offsets inside bins). So they do not depend on the order of
+summation or the number of threads, and histograms of parts can be added.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,13 @@ from reefknot.kernels.work import (
 )
 
 POWERS = 21
-OFFSET_BITS = 20  # of where a number is inside its bin: 2**43 of them can be added
+OFFSET_BITS = 20  # of a number's offset inside its bin: int64 holds the sum of 2**43 of them
 _FRACTION_OF = {np.dtype(np.float32): 23, np.dtype(np.float64): 52}
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Where bins begin and end; parts that are to be added must have the same."""
+    """The edges of the bins; histograms can be added if these are the same."""
 
     dtype: np.dtype
     largest: float  # magnitude
@@ -55,27 +55,27 @@ class Bins:
 
     @property
     def shift(self) -> int:
-        """The bits of a number that do not decide its bin."""
+        """How many low bits of a number do not matter for its bin."""
         return _FRACTION_OF[self.dtype] - self.fraction_bits
 
     @property
     def lowest(self) -> int:
-        """The key of the smallest power, before it is made to begin at 0."""
+        """The raw key of the smallest exponent, which is subtracted so that keys start at 0."""
         bits = int(np.array(self.largest, self.dtype).view(f"i{self.dtype.itemsize}"))
         return max((bits >> self.shift >> self.fraction_bits) - POWERS + 1, 0) << self.fraction_bits
 
     @property
     def half(self) -> int:
-        """Keys of one sign."""
+        """The number of keys of one sign."""
         return POWERS << self.fraction_bits
 
 
 class Histogram:
-    """How many numbers are in each bin, and the sum of their places inside it."""
+    """The count of each bin, and the sum of the offsets of its numbers."""
 
     def __init__(self, bins: Bins, cells: NDArray[np.int64]) -> None:
         self.bins = bins
-        self.cells = cells  # a row for each key: count, sum of places
+        self.cells = cells  # a row for each key: count, sum of offsets
         self.keys = np.flatnonzero(cells[:, 0])
         self.counts = cells[self.keys, 0]
         self.means = self._means()
@@ -93,7 +93,7 @@ class Histogram:
         return Histogram(self.bins, self.cells + other.cells)
 
     def _means(self) -> NDArray[np.float64]:
-        """Inside a bin numbers lie as their bits do: at `share` of the way to the next bin."""
+        """The mean of each bin: `share` of the way from its lower edge to its upper one."""
         bins, whole = self.bins, f"i{self.bins.dtype.itemsize}"
         positive = self.keys >= bins.half
         magnitude = np.where(positive, self.keys - bins.half, bins.half - 1 - self.keys)
@@ -107,10 +107,9 @@ class Histogram:
         return np.where(positive, means, -means)
 
     def spread(self, clusters: NDArray, numbers: Work, num_clusters: int, threads: int) -> int:
-        """Write the cluster of each number, from the cluster of each occupied bin.
+        """Assign each number to the cluster of its bin; gives how many assignments changed.
 
-        It goes into the rows' assignments, which have room for `num_clusters`; gives how many of
-        them it changed.
+        The result is written to the rows' assignments, whose dtype is that of `num_clusters`.
         """
         index = assignment_dtype(num_clusters)
         table = np.zeros(2 * self.bins.half, index)
@@ -120,14 +119,14 @@ class Histogram:
 
 
 def largest_magnitude(numbers: Work, dtype: np.dtype, threads: int) -> float:
-    """The largest magnitude among the numbers of all rows; NaN or infinity if one is that."""
+    """The largest magnitude among the numbers of all rows; NaN or infinity if there is one."""
     found = np.zeros(max(threads, 1) + 1, np.int64)
     numbers.run(_extent(_real(dtype)), (0.0, 0.0), threads, sums=found)
     return float(found.max().astype(f"i{dtype.itemsize}").view(dtype))
 
 
 def work_on(numbers: NDArray, assignment: NDArray | None = None) -> Work:
-    """The work of one array in one piece."""
+    """A `Work` on one contiguous array."""
     to = 0 if assignment is None else assignment.ctypes.data
     return Work([Row(numbers.size, numbers.ctypes.data, 0, to, 0)])
 
@@ -148,13 +147,13 @@ def has_powers(dtype: np.dtype, largest: float) -> bool:
 
 
 def threads_for(elements: int) -> int:
-    """Few numbers are counted before a second thread has begun."""
+    """How many threads pay off: one for few numbers, since starting another takes longer."""
     return available_threads() if elements >= 1 << 18 else 1
 
 
 @inlined
 def _key(bits: Any, mask: Any, shift: Any, lowest: Any, half: Any) -> Any:
-    """The bin of a number, from its bits; `mask` leaves out the sign. Always below 2·half."""
+    """The key of a number's bin, from its bits; `mask` removes the sign. Always below 2·half."""
     magnitude = min(max(((bits & mask) >> shift) - lowest, 0), half - 1)
     positive = bits >= 0 or magnitude == 0
     return half + magnitude if positive else half - 1 - magnitude
@@ -185,7 +184,7 @@ def _extent(real: Any) -> Any:
 
 @cache
 def _count(real: Any) -> Any:
-    """Add each number to its bin. The task's numbers are shift, lowest key, threads."""
+    """Count each number in its bin. The task's numbers are shift, lowest key, threads."""
     whole = np.int32 if real is np.float32 else np.int64
 
     @worker
@@ -219,7 +218,7 @@ def _count(real: Any) -> Any:
 
 @cache
 def _assign(real: Any, index: Any) -> Any:
-    """What the table says of each number's bin; `OUTSIDE` counts the changes."""
+    """Assign each number to the cluster of its bin; `OUTSIDE` counts the changes."""
     whole = np.int32 if real is np.float32 else np.int64
 
     @worker

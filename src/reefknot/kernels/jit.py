@@ -1,4 +1,4 @@
-"""How loops are compiled: ahead of use, for named types, kept on disk, without the GIL."""
+"""How loops are compiled: ahead of time, for explicit types, cached on disk, without the GIL."""
 
 import hashlib
 import inspect
@@ -19,10 +19,9 @@ log = logging.getLogger("reefknot")
 def compiled(*signatures: Any, allocates: bool = True) -> Callable[[F], Any]:
     """Compile a function for these numba signatures only, so that no input triggers compilation.
 
-    The machine code is cached on disk; where no folder can be written (a read-only install, no
-    home) it is compiled again in each process instead of failing. A loop that makes no arrays
-    may say so: then numba's reference counting, which costs more than the arithmetic of a small
-    loop, is left out.
+    The machine code is cached on disk; if no folder is writable (a read-only install, no home), it
+    is compiled again in each process. A loop that allocates no arrays may say so, to do without
+    numba's reference counting, which costs more than the arithmetic of a small loop.
     """
     options: dict[str, Any] = {"nogil": True, "_nrt": allocates}
 
@@ -38,18 +37,18 @@ def compiled(*signatures: Any, allocates: bool = True) -> Callable[[F], Any]:
 
 
 def inlined(function: F) -> Any:
-    """A part of a loop that allocates nothing; it is compiled into each place that uses it."""
+    """A function that allocates nothing, to be inlined into the loops that call it."""
     options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
     return numba.njit(**options)(function)
 
 
 def inlined_with_arrays(function: F) -> Any:
-    """The same for a part that gives an array: numba must count who holds it."""
+    """The same for a function that returns an array, which needs reference counting."""
     return numba.njit(nogil=True, forceinline=True)(function)
 
 
 def keep_on_disk(loop: Any, function: Callable[..., Any]) -> None:
-    """Have numba look for a loop's machine code on disk before it compiles, and leave it there."""
+    """Let numba load a loop's machine code from disk, or store it there once compiled."""
     try:
         loop._cache = _Cache(function)
     except RuntimeError as error:
@@ -59,10 +58,10 @@ def keep_on_disk(loop: Any, function: Callable[..., Any]) -> None:
 
 
 class _Cache(FunctionCache):
-    """numba's own cache looks at a function's file only, but a loop holds parts of others.
+    """A cache whose key covers all source files that a loop may take code or constants from.
 
-    Constants and inlined functions come from the other files of its folder and of this one, so
-    the name of what is on disk tells what was in all of them.
+    numba's own cache looks only at the file of the function itself. Inlined functions and constants
+    come from other files of its folder and of this one.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -75,7 +74,7 @@ class _Cache(FunctionCache):
         )
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """A disk that is full is no reason to stop."""
+        """Store the machine code; a full disk is not an error."""
         try:
             super().save_overload(sig, data)
         except OSError:
@@ -84,7 +83,7 @@ class _Cache(FunctionCache):
 
 @cache
 def _digest(folder: Path) -> str:
-    """Stands for all source files that loops of a folder may take something from."""
+    """A hash of all source files that the loops of a folder may use."""
     digest = hashlib.sha256()
     for source in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
         digest.update(hashlib.sha256(source.read_bytes()).digest())

@@ -1,13 +1,13 @@
-"""k-means and k-medians on a line.
+"""k-means and k-medians in one dimension.
 
-Takes     numbers, how many clusters, and perhaps weights or centers to start from.
+Takes     numbers, how many clusters, and optionally weights or centers to start from.
 Gives     ascending centers and the cluster of each number; no cluster is empty.
 Paper     section 3.3: clusters of sorted numbers are intervals, so an iteration is a binary
           search for each boundary, and the optimum is a shortest path (dynamic programming).
 Unaware   of networks and of torch.
 
-Few numbers are sorted. Many are counted in narrow bins first (`histogram.py`), which is one pass
-instead of a sort and costs less than a thousandth of the distortion, as its tests hold.
+Few numbers are sorted. Many are counted in narrow bins first (`histogram.py`), which takes one pass
+instead of a sort and adds less than a thousandth to the distortion, as tests check.
 """
 
 from typing import Literal, NamedTuple
@@ -31,10 +31,10 @@ from reefknot.kernels.work import Work
 
 Distance = Literal["l2", "l1"]
 
-# A cold start is solved exactly on about this many merged points, then polished on all of them.
+# A cold start is solved exactly on about this many merged points, then refined on all of them.
 COARSE_POINTS = 2048, 4096  # at least, at most
 COARSE_PER_CLUSTER = 12
-MANY = 1 << 15  # numbers, from which on they are counted in bins
+MANY = 1 << 15  # from this many numbers on, they are counted in bins
 BINS_PER_CLUSTER = 16  # occupied bins must be at least this many times the clusters
 
 
@@ -59,7 +59,7 @@ def kmeans1d(
 
     Each center is the mean of its cluster (`distance="l2"`) or its lower median (`"l1"`), and
     there are fewer than `num_clusters` of them only where there are fewer distinct values. A
-    cluster that runs empty is moved to the value that its own center serves worst.
+    cluster that runs empty is moved to the value with the largest cost.
 
     Args:
         values: finite numbers, of any shape.
@@ -105,7 +105,7 @@ def kmeans1d(
 
 
 class Refit(NamedTuple):
-    """Ascending centers, and how many assignments are others than before."""
+    """Ascending centers, and how many assignments changed."""
 
     centers: NDArray[np.float64]
     changed: int
@@ -120,11 +120,11 @@ def refit(
     *,
     max_iterations: int = 100,
 ) -> Refit | None:
-    """k-means on numbers where they lie, of any amount: they are counted, not copied.
+    """k-means in place: the numbers are counted in bins, not copied.
 
-    The rows' assignments are written. None, and nothing is written, if the numbers have no bins
-    (all are zero, or the largest is near the ends of what its type can tell, or not finite), or
-    nearly all fall into a few of them, which are then too coarse.
+    Writes the rows' assignments. Gives None, and writes nothing, if the numbers have no bins (all
+    are zero, or the largest is not finite or near the limits of its type), or if too few bins are
+    occupied for this many clusters.
     """
     if not has_bins(dtype):
         return None
@@ -143,7 +143,7 @@ def refit(
 
 
 def nearest(values: ArrayLike, centers: NDArray[np.float64]) -> NDArray[np.integer]:
-    """The index of the nearest of the ascending `centers`; half way between two, the lower one."""
+    """The index of the nearest of the ascending `centers`; of two at equal distance, the lower."""
     middles = centers[1:] / 2 + centers[:-1] / 2
     return np.searchsorted(middles, values, side="left").astype(assignment_dtype(len(centers)))
 
@@ -171,7 +171,7 @@ def _check_finite(numbers: NDArray) -> None:
 
 
 class _Line:
-    """Distinct sorted points with masses, and their running sums, on which clusters are intervals.
+    """Distinct sorted points with masses, and their prefix sums; clusters are intervals of them.
 
     A clustering is `starts`: the index of the first point of each cluster, beginning with 0.
     """
@@ -179,9 +179,8 @@ class _Line:
     def __init__(self, points: NDArray, masses: NDArray, distance: Distance) -> None:
         self.points = points
         self.distance = distance
-        # Points and masses in powers of two: no square overflows or vanishes, and counts stay
-        # exact (a median is where half of them is reached); from the median, around which running
-        # sums lose least.
+        # Scaling by powers of two: no square overflows or underflows, and counts stay exact (the
+        # median needs that). The origin is the median, around which prefix sums lose least.
         self.power = int(np.frexp(np.abs(points).max())[1])
         unit = np.ldexp(points, -self.power)
         self.masses = masses = np.ldexp(masses, -int(np.frexp(masses.max())[1]))
@@ -217,7 +216,7 @@ class _Line:
         return self._among(means, starts, ends - 1)
 
     def final_centers(self, starts: NDArray) -> NDArray[np.float64]:
-        """The same, each interval summed by itself: a far outlier spoils no other's mean."""
+        """The same, but each interval is summed on its own, so that outliers cost no precision."""
         if self.distance == "l1":
             return self.centers(starts)
         mass = np.add.reduceat(self.masses, starts)
@@ -225,7 +224,7 @@ class _Line:
         return self._among(means, starts, np.append(starts[1:], len(self)) - 1)
 
     def _among(self, means: NDArray, first: NDArray, last: NDArray) -> NDArray[np.float64]:
-        """Means in the unit of the points: among them, wherever rounding of the sums put them."""
+        """Scale means back to the points, and clip them to their intervals (rounding errors)."""
         with np.errstate(over="ignore"):
             means = np.ldexp(means, self.power)
         return np.clip(means, self.points[first], self.points[last])
@@ -247,13 +246,13 @@ class _Line:
 
     def lloyd(self, first: NDArray, num_clusters: int, max_iterations: int) -> NDArray[np.int64]:
         """Lloyd's iteration from the centers `first`, until no boundary moves."""
-        # Fewer centers than asked for are like clusters that have run empty.
+        # Missing centers are treated like clusters that have run empty.
         starts, before = self._starts(first), None
         for iteration in range(max_iterations):
             settled = before is not None and np.array_equal(starts, before)
             if settled and len(starts) >= num_clusters:
                 break
-            # Empty clusters do not wait until the others have settled, which may take too long.
+            # Empty clusters are refilled before the others have converged, which may take long.
             if len(starts) < num_clusters and (settled or iteration % 8 == 0):
                 first = self._refill(starts, num_clusters)
                 if len(first) == len(starts):
@@ -271,10 +270,10 @@ class _Line:
         return starts[starts < len(self)].astype(np.int64)
 
     def _refill(self, starts: NDArray, num_clusters: int) -> NDArray[np.float64]:
-        """The centers, and for each missing cluster the point that costs most where it is."""
+        """The centers, and for each missing cluster the point with the largest cost."""
         centers = self.centers(starts)
         own = np.repeat(centers, np.diff(np.append(starts, len(self))))
-        # In the same powers of two as all that is summed, so that no square overflows.
+        # Scaled like the sums, so that no square overflows.
         away = np.abs(np.ldexp(self.points, -self.power) - np.ldexp(own, -self.power))
         cost = self.masses * (away if self.distance == "l1" else away * away)
         missing = num_clusters - len(starts)
@@ -282,7 +281,7 @@ class _Line:
         return np.sort(np.concatenate([centers, self.points[worst[cost[worst] > 0]]]))
 
     def optimum(self, num_clusters: int) -> NDArray[np.int64]:
-        """The best intervals there are, by dynamic programming."""
+        """The optimal intervals, by dynamic programming."""
         k = min(num_clusters, len(self))
         if self.distance == "l1":
             return _best_starts_l1(self.shifted, self.mass, self.moment, k)
@@ -297,8 +296,8 @@ class _Line:
         wanted = min(max(COARSE_PER_CLUSTER * num_clusters, least), most)
         if len(self) <= wanted:
             return self
-        # A good quantiser has its values as dense as the cube root of the density of the points: so
-        # merge what is equal in that measure, which gives the bulk and far outliers their due.
+        # The values of an optimal quantizer are as dense as the cube root of the points' density.
+        # So merge into intervals that are equal in that measure, which serves bulk and outliers.
         spacing = np.diff(self.shifted, append=self.shifted[-1])
         measure = np.concatenate([[0.0], np.cumsum(np.cbrt(self.masses * spacing * spacing))])
         cuts = np.linspace(0, measure[-1], wanted, endpoint=False)
@@ -312,7 +311,7 @@ class _Line:
 
 @compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64)")
 def _push(stack: NDArray, depth: int, low: int, high: int, first: int, last: int) -> int:
-    """Note a range of j that is still to do, unless it is empty; gives the new depth."""
+    """Push a range of j that is still to be solved, unless it is empty; gives the new depth."""
     if low > high:
         return depth
     stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = low, high, first, last

@@ -1,18 +1,18 @@
 """The loops that run at every training step, over the parameters' own memory.
 
-Takes     a table of tensors: their sizes and where weights, gradients and assignments lie.
+Takes     a table of tensors: sizes, and addresses of weights, gradients and assignments.
 Gives     changed weights and gradients, or exact sums.
 Paper     sections 3.1 and 3.2.
-Unaware   of torch; `tying.ops` holds the plain twin of each and chooses between them.
+Unaware   of torch; `tying.ops` has the torch version of each loop and chooses between them.
 
-Sums are of integers: w·2**e rounded, so that adding gives the same result in any order, and
-threads, shards and the torch twin agree bit for bit. A float32 weight becomes an int32, which is
-finer than float32 for all that is larger than a hundredth of the largest; a float64 an int64.
+Sums are of integers, w·2**e rounded. So they do not depend on the order of summation: threads,
+shards and the torch version agree bit for bit. A float32 weight becomes an int32, which is finer
+than float32 for weights above a hundredth of the largest; a float64 becomes an int64.
 
-One call works on all tensors of a group, in blocks that the threads share out among themselves.
-In each block first the centers are looked up, then the arithmetic is done on rows that the
-compiler can turn into vector instructions. Branches on the sign of a weight are written as
-selections, because signs are random and a wrong guess costs more.
+One call works on all tensors of a group, in blocks that the threads take in turn. In each block the
+centers are looked up first, and then the arithmetic is done in loops that the compiler can
+vectorise. Branches on the sign of a weight are written as selections, because signs are random and
+a mispredicted branch costs more.
 """
 
 from functools import cache
@@ -47,7 +47,7 @@ from reefknot.kernels.work import (
     claim,
 )
 
-ROWS = 8  # of partial sums: a chain of additions to one cell would wait for itself
+ROWS = 8  # of partial sums: additions to the same cell would wait for each other
 
 
 @inlined
@@ -68,13 +68,13 @@ def _find_by_table(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
         own[n] = centers[a[n]]
 
 
-# A global and not a variable of the loops below: numba would not find those again on disk.
+# A global, not a closure variable of the loops below, with which numba could not cache them.
 _find_narrow = _find_by_table if can_look_up() else _find_any
 
 
 @cache
 def pull(real: Any, index: Any, to_medians: bool) -> Any:
-    """Add tying·(w − own center) + l1·sign(w) to the gradient; for medians, of (w − own) the sign.
+    """Add tying·(w − own center) + l1·sign(w) to the gradient; for medians, sign(w − own center).
 
     The two numbers are the strengths of tying and of L1.
     """
@@ -115,11 +115,11 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
 
 @cache
 def sum_clusters(real: Any, index: Any) -> Any:
-    """Add round(scale·w) to the sum of its cluster; blocks that are dead do not count.
+    """Add round(scale·w) to the sum of its cluster; dead blocks are skipped.
 
-    The two numbers are the scale, a power of two, and a limit: if such a term is not below it in
-    magnitude, the block is outside and the sums are worth nothing (the scale is too large, or a
-    weight is not finite). The limit is at most 2**31 for float32, 2**62 for float64.
+    The two numbers are the scale, a power of two, and a limit on the magnitude of scale·w.
+    `OUTSIDE` counts the blocks that exceed it; if there are any, the sums are invalid: the scale is
+    too large, or a weight is not finite. The limit is at most 2**31 for float32, 2**62 for float64.
     """
     whole = np.int32 if real is np.float32 else np.int64
     in_pairs = real is np.float32 and index is np.uint8
@@ -185,7 +185,7 @@ def sum_clusters(real: Any, index: Any) -> Any:
 
 @cache
 def project(real: Any, index: Any) -> Any:
-    """Set each weight to its own center; in dead blocks, to zero without looking."""
+    """Set each weight to its own center; in dead blocks, to zero without a look-up."""
     narrow = real is np.float32 and index is np.uint8
 
     @worker
@@ -222,7 +222,7 @@ def unit_above(centers: NDArray) -> float:
 
 @compiled("void(int64[::1], int64[::1], float64, float64[::1])", allocates=False)
 def move_to_means(sums: NDArray, counts: NDArray, scale: float, centers: NDArray) -> None:
-    """Each center to the mean of its cluster, unless it is empty or less than half a unit away."""
+    """Move each center to its cluster's mean, unless empty or less than half a unit away."""
     for k in range(centers.size):
         if counts[k] > 0:
             mean = sums[k] / counts[k] / scale

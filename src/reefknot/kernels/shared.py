@@ -1,16 +1,16 @@
-"""Loops that several threads share: each takes the next piece of work until none is left.
+"""Dynamic scheduling on several threads: each takes the next piece of work until none is left.
 
-Takes     a worker, which is compiled code that is told one address, and a task at that address.
-Gives     the work done, by as many threads as are there.
-Unaware   of what the work is, and of torch; but torch's own threads may be lent (`borrow`).
+Takes     a worker (compiled code that gets one address) and a task at that address.
+Gives     the task done, on up to the given number of threads.
+Unaware   of what the work is, and of torch; but torch's thread pool may be borrowed (`borrow`).
 
-A task is an array of int64, its first element the number of the next piece. A worker must give
-the same result whoever does which piece: integers are added, or each piece writes to a place of
-its own. Threads that are awake already begin within a microsecond, those of Python in a tenth of a
-millisecond, so small work is done by the caller alone unless threads were lent.
+A task is an array of int64, whose first element is the number of the next piece. The result must
+not depend on which thread does which piece: integers are added, or each piece writes to its own
+memory. Threads of a running pool start within a microsecond, new Python threads in a tenth of a
+millisecond, so without a borrowed pool small tasks are done by the caller alone.
 
-A forked process (a worker of torch's DataLoader) has none of the threads of its parent, and the
-libraries that lent them wait for them for ever: there the caller does everything alone.
+A forked process (a worker of torch's DataLoader) has no threads of its parent's pool, and OpenMP
+would wait for them forever: there the caller does everything alone.
 """
 
 import os
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from reefknot.kernels.jit import inlined_with_arrays, keep_on_disk
 
-NEXT = 0  # where a task holds the number of the next piece
-WORTH_A_THREAD = 1 << 20  # elements, from which on threads of Python pay
+NEXT = 0  # the index of the next piece's number in a task
+WORTH_A_THREAD = 1 << 20  # from this many elements on, Python threads pay off
 Team = Callable[[int, int, int], None]  # (worker's address, task's address, threads)
 
 _team: Team | None = None
@@ -45,13 +45,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def borrow(team: Team | None) -> None:
-    """Use these threads from now on: a function that runs a worker on several at once."""
+    """Use this thread pool from now on: a function that runs a worker on several threads."""
     global _team
     _team = team
 
 
 def share(worker: Any, task: NDArray[np.int64], elements: int, threads: int) -> None:
-    """Have a worker do a task, on at most `threads` threads."""
+    """Run a worker on a task, on at most `threads` threads."""
     task[NEXT] = 0
     where = task.ctypes.data
     threads = 1 if _forked else threads
@@ -71,12 +71,12 @@ def share(worker: Any, task: NDArray[np.int64], elements: int, threads: int) -> 
 
 
 def available_threads() -> int:
-    """How many threads this process may keep busy."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker(function: Callable[[Any], None]) -> Any:
-    """Compile a worker; the machine code is kept on disk where that is possible."""
+    """Compile a worker; the machine code is cached on disk if possible."""
     loop = CFunc(function, ((types.voidptr,), types.void), locals={}, options={})
     keep_on_disk(loop, function)
     loop.compile()
@@ -93,7 +93,7 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 
 
 def _add_to(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """Add to an element of an int64 array that other threads add to as well; gives what it was."""
+    """Atomically add to an element of an int64 array; gives the previous value."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -109,5 +109,5 @@ add_to: Any = intrinsic(_add_to)
 
 @inlined_with_arrays
 def array_at(address: Any, shape: Any, dtype: Any) -> Any:
-    """The array that lies at an address."""
+    """The array at an address."""
     return carray(pointer(address), shape, dtype)

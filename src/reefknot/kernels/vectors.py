@@ -1,10 +1,10 @@
-"""Two inner loops that compilers do not find by themselves, written as LLVM vector instructions.
+"""Two inner loops that compilers do not vectorise, written as LLVM vector instructions.
 
-`look_up` is a table of 32 numbers held in two registers of 16: one instruction looks up sixteen
-at once, where the processor has it (AVX-512). `add_pairs` adds to the sums of two numbers with one
-load and one store, because both lie side by side in the cell of their *pair* of clusters.
+`look_up` holds a table of 32 numbers in two registers of 16: on processors with AVX-512, one
+instruction looks up sixteen at once. `add_pairs` adds two numbers to the sums of their clusters
+with one load and one store, because there is a cell for each *pair* of clusters.
 
-Both do what the loop in their docstring does, and nothing else.
+Each is equivalent to the loop in its docstring.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 TABLE_SIZE = 32  # of `look_up`
 LANES = 16
-REPLICAS = 4  # of the cells of `add_pairs`: a chain of additions to one cell would wait for itself
+REPLICAS = 4  # of the cells of `add_pairs`: additions to the same cell would wait for each other
 
 _INT = ir.IntType(64)
 

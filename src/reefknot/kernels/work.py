@@ -1,7 +1,7 @@
-"""Tensors as the compiled loops see them: a table of addresses, walked through block by block.
+"""Tensors as the compiled loops see them: a table of addresses, processed block by block.
 
 Takes     the sizes and addresses of tensors.
-Gives     to each thread that asks the next block nobody works on.
+Gives     the next free block to each thread that asks for one.
 Unaware   of what is done with the blocks, and of torch.
 """
 
@@ -16,14 +16,14 @@ from reefknot.kernels.shared import add_to, array_at, share
 from reefknot.kernels.vectors import TABLE_SIZE
 
 BLOCK = 4096
-SUBBLOCK = 64  # what is skipped if all of it is in the zero cluster of hard tying
+SUBBLOCK = 64  # skipped if all of it is in a fixed zero cluster
 
-# What a task holds; its element 0 is the number of the next block.
+# The elements of a task; element 0 is the number of the next block.
 NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, TASK_SIZE = range(1, 9)
 
 
 class Row(NamedTuple):
-    """A tensor: its size, and the addresses of what belongs to its elements; 0 for nothing."""
+    """A tensor: its size, and the addresses of the arrays that belong to it; 0 for none."""
 
     size: int
     weights: int
@@ -36,7 +36,7 @@ WEIGHTS, GRAD = Row._fields.index("weights"), Row._fields.index("grad")
 
 
 class Work:
-    """Tensors that loops run over, again and again; their memory must outlive this."""
+    """Tensors that loops run over repeatedly; their memory must outlive this object."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.table = np.array(rows, np.int64).reshape(len(rows), len(Row._fields))
@@ -55,7 +55,7 @@ class Work:
         centers: NDArray | None = None,
         sums: NDArray[np.int64] | None = None,
     ) -> int:
-        """Run a loop over the tensors; gives what it counted, which is how much went wrong."""
+        """Run a loop over the tensors; gives the loop's counter (`OUTSIDE`)."""
         task = self._task
         self._numbers[: len(numbers)] = numbers
         if centers is not None:
@@ -71,7 +71,7 @@ class Work:
 
 @inlined
 def claim(task: Any, table: Any, place: Any) -> Any:
-    """Find the next block that nobody works on: `place` is its tensor, first block, begin, end."""
+    """Claim the next free block: `place` becomes its tensor, first block, begin, end."""
     block = add_to(task, 0, 1)
     while place[0] < task[NUM_TENSORS]:
         size = table[place[0], 0]
@@ -86,6 +86,6 @@ def claim(task: Any, table: Any, place: Any) -> Any:
 
 @inlined_with_arrays
 def block_of(table: Any, place: Any, column: Any, dtype: Any) -> Any:
-    """The present block of one of the arrays of its tensor."""
+    """The current block of one of its tensor's arrays."""
     tensor = place[0]
     return array_at(table[tensor, column], table[tensor, 0], dtype)[place[2] : place[3]]

@@ -1,4 +1,4 @@
-"""One file a method; METHODS names them all."""
+"""One file per method; METHODS maps names to classes."""
 
 from reefknot.methods.apt import APT, RandomTying, SparseAPT
 from reefknot.methods.bayesian_compression import BayesianCompression

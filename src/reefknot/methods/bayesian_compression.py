@@ -1,4 +1,4 @@
-"""Bayesian Compression: whole groups of weights share a scale, and groups whose scale is noise go.
+"""Bayesian Compression: groups of weights share a noisy scale; groups that are noise are pruned.
 
 Takes     a model and settings.
 Gives     what `NoisyMethod` needs: Gaussians for weights and biases, a distribution for each
@@ -18,15 +18,15 @@ scales:
         scale 1). A half-Cauchy of scale k is the root of a Gamma(1/2, scale k²) times an inverse
         Gamma(1/2, 1) variable; each of these four has a log-normal posterior, so z has one too:
         log z ~ N(m, v) with m half the sum of the four means, v a quarter of that of the
-        variances. The KLs are closed forms. A dead group has nothing to say about its scale but
-        that it is small: w falls back to N(0, 1), and the noise z·w costs less the smaller z is.
-        So groups are told apart by the most likely scale, exp(m − v): noise when
-        −log mode = v − m is large. It is measured in the units that w ~ N(0, 1) sets, so a layer
-        of small weights may need a larger threshold than the others.
+        variances. The KLs have closed forms. In a group that the data does not need, w returns to
+        its prior N(0, 1), and its scale shrinks, because the noise z·w costs less the smaller z is.
+        So groups are told apart by the mode of the scale, exp(m − v): a group is noise when
+        −log mode = v − m is large. The scale is relative to w ~ N(0, 1), so a layer of small
+        weights may need a larger threshold than the others.
 
-Groups alone decide: every weight of a group that lives is kept, unless its unit is dead at the
-other side (`NoisyMethod`). Log-variances and scales have nine nats and more to go, and Adam moves
-each by about the sum of its learning rates, so they have a larger one than the means.
+Only groups are pruned: every weight of a surviving group is kept, unless its unit is dead on the
+other side (`NoisyMethod`). Log-variances and scales must move by nine nats or more, and Adam moves
+each by about the sum of its learning rates, so theirs is larger than that of the means.
 """
 
 import math
@@ -71,7 +71,7 @@ THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.5}
 def gamma_kl(mean: Tensor, log_variance: Tensor, log_scale: float) -> Tensor:
     """KL from a log-normal, given by the mean and variance of its log, to Gamma(1/2, scale).
 
-    The entropy of the log-normal is mean + (1 + log 2 pi + log variance) / 2, its own mean is
+    The entropy of the log-normal is mean + (1 + log 2 pi + log variance) / 2, its expectation is
     exp(mean + variance / 2), and log Gamma(1/2) = (log pi) / 2.
     """
     expected = torch.exp(mean + log_variance.exp() / 2 - log_scale)
@@ -86,15 +86,15 @@ def inverse_gamma_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 # -- scales ---------------------------------------------------------------------------------
 
 
-_LEAST_SCALE = 1e-12  # its logarithm is needed
+_LEAST_SCALE = 1e-12  # above 0, because its logarithm is taken
 
 
 class Scales(ABC):
-    """The distributions of a layer's scales, one for each group, in the shape they multiply."""
+    """The distributions of a layer's scales, one per group, in a shape that broadcasts."""
 
     @abstractmethod
     def sample(self, shape: Sequence[int]) -> Tensor:
-        """Fresh scales of this shape, whose last dimensions are the groups'."""
+        """Samples of this shape, whose last dimensions are the groups'."""
 
     @abstractmethod
     def means(self) -> Tensor:
@@ -102,11 +102,11 @@ class Scales(ABC):
 
     @abstractmethod
     def kl(self) -> Tensor:
-        """To the prior, one number."""
+        """The KL divergence from the prior, a scalar."""
 
     @abstractmethod
     def noise(self) -> Tensor:
-        """What is compared with the threshold: the larger, the less of the group is signal."""
+        """How noisy each group is: the value that is compared with the threshold."""
 
 
 class JeffreysScales(Scales):
@@ -118,7 +118,7 @@ class JeffreysScales(Scales):
         self.log_variance = owner.learn("scale_log_variance", start)
 
     def sample(self, shape: Sequence[int]) -> Tensor:
-        """Gaussian."""
+        """Gaussian samples."""
         return draw(self.mean.expand(shape), self.log_variance.exp())
 
     def means(self) -> Tensor:
@@ -126,7 +126,7 @@ class JeffreysScales(Scales):
         return self.mean
 
     def kl(self) -> Tensor:
-        """Molchanov's fit."""
+        """The KL divergence, by Molchanov's fit."""
         return log_uniform_kl(self.noise()).sum()
 
     def noise(self) -> Tensor:
@@ -160,7 +160,7 @@ class HorseshoeScales(Scales):
         }
 
     def sample(self, shape: Sequence[int]) -> Tensor:
-        """Log-normal; what comes from the layer's scale is the same for all groups."""
+        """Log-normal samples; the layer's own scale is drawn once for all groups."""
         for_all = list(shape)
         for_all[-self.parts["alpha"][0].dim()] = 1
         layer_mean, layer_variance = self._log("s_a", "s_b")
@@ -174,7 +174,7 @@ class HorseshoeScales(Scales):
         return torch.exp(mean + variance / 2)
 
     def kl(self) -> Tensor:
-        """Closed forms, of the layer and of its groups."""
+        """The KL divergence of the layer's scale and its groups' scales, in closed form."""
         return (
             gamma_kl(*self.parts["s_a"], self.log_tau2).sum()
             + inverse_gamma_kl(*self.parts["s_b"]).sum()
@@ -227,7 +227,7 @@ class ScaledLayer(NoisyLayer):
         )
 
     def sample(self, x: Tensor) -> Tensor:
-        """Scales are drawn for each example, and then outputs as Gaussians given the scales."""
+        """Draw scales for each example, and then outputs as Gaussians given the scales."""
         layer = self.layer
         if isinstance(layer, nn.Linear):
             x = x * self.scales.sample(x.shape)
@@ -249,21 +249,21 @@ class ScaledLayer(NoisyLayer):
         return weight * scales.unsqueeze(-1), None if bias is None else bias * scales.flatten()
 
     def kl(self) -> Tensor:
-        """Of weights, biases and scales."""
+        """The KL divergence of weights, biases and scales."""
         kl = unit_gaussian_kl(self.layer.weight, self.log_variance).sum() + self.scales.kl()
         if self.layer.bias is not None and self.bias_log_variance is not None:
             kl = kl + unit_gaussian_kl(self.layer.bias, self.bias_log_variance).sum()
         return kl
 
     def limit_(self, max_variance: float) -> None:
-        """Make no variance of a weight or bias larger than this."""
+        """Clamp the variances of weights and biases to this maximum."""
         self.log_variance.clamp_(max=math.log(max_variance))
         if self.bias_log_variance is not None:
             self.bias_log_variance.clamp_(max=math.log(max_variance))
 
 
 def _groups(layer: Layer) -> Tensor:
-    """Zeros in the shape of the layer's scales: its inputs, or its filters with their positions."""
+    """Zeros in the shape of the layer's scales: one per input, or per filter."""
     if isinstance(layer, nn.Linear):
         return layer.weight.new_zeros(layer.in_features)
     return layer.weight.new_zeros(layer.out_channels, *[1] * len(layer.kernel_size))
@@ -300,9 +300,9 @@ class BayesianCompression(NoisyMethod):
     )
     threshold: Threshold | None = setting(
         default=None,
-        doc='from where on a group is zero: log alpha ("gnj") or −log mode ("ghs") of its scale; a '
-        "number, or a table from patterns of layer names to numbers, of which the first match "
-        'counts; None is -3 for "gnj" and 2.5 for "ghs"',
+        doc='groups whose scale has a log alpha ("gnj") or −log mode ("ghs") at or above this are '
+        "zero; a number, or a table from patterns of layer names to numbers, of which the first "
+        'match counts; None is -3 for "gnj" and 2.5 for "ghs"',
         check=_are_thresholds,
         kw_only=False,
     )
@@ -311,7 +311,7 @@ class BayesianCompression(NoisyMethod):
     )
     first_layer_max_variance: float = setting(
         default=0.04,
-        doc="the first layer's weights and biases are given no more",
+        doc="the largest variance of the first layer's weights and biases",
         check=is_number(least=_LEAST_SCALE),
     )
     global_scale: float = setting(
@@ -335,7 +335,7 @@ class BayesianCompression(NoisyMethod):
         ]
 
     def after_step(self, step: Step) -> None:
-        """Soft: keep the first layer's variances in bounds. Hard: tie again."""
+        """Soft phase: clamp the first layer's variances. Hard phase: tie again."""
         super().after_step(step)
         if not self.hard:
             first = self.layers[0]
@@ -344,7 +344,7 @@ class BayesianCompression(NoisyMethod):
 
 
 def _by_layer(threshold: Threshold | None, default: float, names: list[str]) -> dict[str, float]:
-    """The threshold of each layer; a pattern without a layer is a mistake, and the reverse."""
+    """The threshold of each layer; every layer and every pattern must have a match."""
     if not isinstance(threshold, Mapping):
         return dict.fromkeys(names, default if threshold is None else float(threshold))
     mistakes = [

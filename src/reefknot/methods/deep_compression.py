@@ -2,14 +2,14 @@
 
 Takes     a model, preferably trained; how much to prune, in how many rounds; values per tensor.
 Gives     pruned weights, each tensor with a codebook of its own.
-Paper     section 4.3, Table 1; section 3.2 on the difference of averaged and summed gradients.
+Paper     section 4.3, Table 1; section 3.2 on averaged against summed gradients.
 Unaware   of the training loop, the data and the file.
 
-A weight is pruned when it is smaller than a quality factor times the standard deviation of its
+A weight is pruned if its magnitude is below a quality factor times the standard deviation of its
 tensor, zeros included. The factor rises linearly over the rounds, with training between them.
-Hardening clusters what is left of each tensor by k-means from evenly spread centers. Then the
-shared values are trained: each with the sum of its weights' gradients, where APT has the mean.
-Biases and other vectors are never pruned or clustered by default: they are kept exactly.
+Hardening clusters the rest of each tensor by k-means from evenly spaced centers. Then the shared
+values are trained, each by the sum of its weights' gradients, where APT takes the mean. By default
+biases and other vectors are neither pruned nor clustered, but kept exactly.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,8 +70,8 @@ class DeepCompression(PruningMethod):
     )
     prune_rounds: int = setting(
         default=5,
-        doc="how many rounds; round r of R prunes with quality·r/R; what hardening comes before is "
-        "made up for",
+        doc="how many rounds; round r of R prunes with quality·r/R; hardening before the last one "
+        "prunes with the full quality",
         check=is_count("at least 1", least=1),
     )
     scope: Scope = setting(
@@ -98,7 +98,7 @@ class DeepCompression(PruningMethod):
     # -- training ---------------------------------------------------------------------------
 
     def after_step(self, step: Step) -> None:
-        """Soft phase: keep zeros, now and then prune. Hard phase: tie again."""
+        """Soft phase: keep zeros, prune when a round is due. Hard phase: tie again."""
         super().after_step(step)
         if self.hard or not step.ends_round:
             return
@@ -113,7 +113,7 @@ class DeepCompression(PruningMethod):
                 self._prune(group, name, share * self._quality[name] * deviation)
 
     def harden(self) -> None:
-        """Prune if a round is still to come; cluster each tensor; freeze the assignment."""
+        """Prune if rounds are left, cluster each tensor, freeze the assignment."""
         self._require_soft()
         if self.step < self.prune_every * self.prune_rounds:
             self._prune_all(1.0)
@@ -128,7 +128,7 @@ def _vectors(model: nn.Module) -> list[str]:
 
 
 def _quality_by_name(quality: Quality, names: list[str]) -> dict[str, float]:
-    """The factor of each parameter; every parameter must have one, every pattern a parameter."""
+    """The factor of each parameter; every parameter and every pattern must have a match."""
     if not isinstance(quality, Mapping):
         return dict.fromkeys(names, float(quality))
 

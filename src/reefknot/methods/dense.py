@@ -1,4 +1,4 @@
-"""No compression: trains the parents that the other methods start from and are compared with."""
+"""No compression: trains the dense networks that others start from and are compared with."""
 
 from typing import ClassVar
 
@@ -18,13 +18,13 @@ class Dense(Method):
         self.hard = True
 
     def finish(self) -> TiedState:
-        """Every tensor of the model, kept."""
+        """Every tensor of the model, kept exactly."""
         self._require_hard()
         self.detach()
         return self._state()
 
     def stats(self) -> Stats:
-        """Density, and the bytes of the tensors as they are."""
+        """Density, and the bytes of the uncompressed tensors."""
         trainable = [p.detach() for p in self.model.parameters() if p.requires_grad]
         nonzero = sum(int(torch.count_nonzero(p)) for p in trainable)
         return super().stats() | {

@@ -1,16 +1,16 @@
-"""Around `optimizer.step()`: how a method gets its turn in a loop it does not own.
+"""Hooks around `optimizer.step()`, which run a method inside the user's own training loop.
 
 Takes     torch optimizers and two functions.
 Gives     a call before each step that really happens, when gradients are ready and not yet used,
           and a call after it.
 Unaware   of what the functions do.
 
-With `step(closure)` the gradients exist only after the closure, which also zeroes them first: so
-the closure is wrapped. With a GradScaler and a fused optimizer the gradients are still scaled and
-a step with infinities in them is skipped inside the optimizer: both are looked at here. An
-optimizer whose `step` calls its base class's runs the hooks twice: only the outer call counts.
-`torch.compile` leaves the hooks out of what it compiles. A copy of an optimizer has no hooks, so
-that it would train without the method: deep copies are refused while this holds an optimizer.
+With `step(closure)` the gradients exist only after the closure, which also zeroes them first, so
+the closure is wrapped. With a GradScaler and a fused optimizer, gradients are still scaled, and the
+optimizer itself skips a step with infinite gradients; both are handled here. An optimizer whose
+`step` calls its base class's `step` runs the hooks twice; only the outer call counts.
+`torch.compile` does not compile the hooks. A copied optimizer would have no hooks and train without
+the method, so deep copies are refused while the hooks are installed.
 """
 
 import sys
@@ -35,7 +35,7 @@ class Step:
     optimizer: Optimizer
     starts_round: bool = True  # no other optimizer has stepped in this round yet
     ends_round: bool = True  # every optimizer has now stepped
-    grad_scale: float = 1.0  # gradients are this many times too large at `before_step`
+    grad_scale: float = 1.0  # the GradScaler's factor in the gradients at `before_step`
 
 
 class StepHooks:
@@ -70,7 +70,7 @@ class StepHooks:
             vars(optimizer)["__deepcopy__"] = _refuse_copy
 
     def remove(self) -> None:
-        """Take the hooks off again."""
+        """Remove the hooks."""
         for before, after in self._handles:
             before.remove()
             after.remove()
@@ -88,13 +88,13 @@ class StepHooks:
             return None  # the optimizer will skip this step
         scale = getattr(optimizer, "grad_scale", None)
         if id(optimizer) in self._stepped:
-            self._stepped.clear()  # it comes round again although others did not step
+            self._stepped.clear()  # a new round, although the others did not step
         step = Step(
             optimizer,
             starts_round=not self._stepped,
             grad_scale=1.0 if scale is None else float(scale),
         )
-        # args begin with the optimizer itself.
+        # args[0] is the optimizer itself.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._begin(step)
@@ -137,10 +137,9 @@ class StepHooks:
 
 
 def _is_inner_call(optimizer: Optimizer) -> bool:
-    """Whether the `step` that a hook is called from was called by a `step` of the same optimizer.
+    """Whether the hook runs in a nested `step`, called from a `step` of the same optimizer.
 
-    The calls under way are read from the stack: none is kept here, since one that raises would not
-    be taken out again, and would keep alive what its callers hold.
+    This is read from the stack. A counter would go wrong when a step raises.
     """
     frame, calls = sys._getframe(1), 0
     while frame is not None and calls < 2:
@@ -175,14 +174,14 @@ def _check(optimizer: Optimizer) -> None:
 
 
 def trained_by(*optimizers: Optimizer) -> set[Tensor]:
-    """All parameters that these optimizers move."""
+    """All parameters that these optimizers train."""
     return {p for o in optimizers for group in o.param_groups for p in group["params"]}
 
 
 def dense_grad(name: str, parameter: Tensor) -> Tensor | None:
-    """The gradient of a parameter, or None; with an element of its own for each weight.
+    """The gradient of a parameter, or None; its elements do not share memory.
 
-    A sparse one, and one that does not fit the parameter any more, are refused.
+    A sparse gradient is refused, and so is one whose shape or device is not the parameter's.
     """
     unshare_grad_(parameter)
     grad = parameter.grad
@@ -203,7 +202,7 @@ def dense_grad(name: str, parameter: Tensor) -> Tensor | None:
 
 
 def unshare_grad_(parameter: Tensor) -> None:
-    """Replace a gradient whose elements share memory (an expanded one) by a copy of its own."""
+    """Replace a gradient whose elements share memory (an expanded one) by a contiguous copy."""
     grad = parameter.grad
     if grad is not None and grad.layout == torch.strided and not is_dense(grad):
         parameter.grad = grad.contiguous()

@@ -1,6 +1,6 @@
-"""L1 and a threshold: the plain way to a sparse network that sparse APT is seen against.
+"""L1 and a threshold: the simple sparse baseline for sparse APT.
 
-Takes     a model, the strength of the L1 penalty, and the magnitude below which weights go.
+Takes     a model, the strength of the L1 penalty, and the magnitude below which weights are pruned.
 Gives     pruned weights that share K values.
 Paper     section 4.3 and the appendix compare the structure of L1 networks with sparse APT's.
 Unaware   of the training loop, the data and the file.
@@ -47,7 +47,7 @@ class L1Threshold(PruningMethod):
     )
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: pull to zero until pruning; what is pruned has no gradient."""
+        """Soft phase: add the L1 gradient until pruning; zero the gradients of pruned weights."""
         super().before_step(step)
         if self.hard or self.pruned or self.l1_step == "proximal":
             return
@@ -58,14 +58,14 @@ class L1Threshold(PruningMethod):
                 grad.add_(torch.sign(parameter.detach()), alpha=strength)
 
     def after_step(self, step: Step) -> None:
-        """Soft phase: shrink, prune when it is time, keep zeros. Hard phase: tie again."""
+        """Soft phase: proximal step, prune when due, keep zeros. Hard phase: tie again."""
         super().after_step(step)
         if self.hard or self.pruned:
             return
         if self.l1_step == "proximal":
-            for rate, group, _, parameter in self.held_by(step):
+            for lr, group, _, parameter in self.held_by(step):
                 if parameter.grad is not None and group.sparse:
-                    ops.soft_threshold_(parameter.detach(), rate * self.l1_strength)
+                    ops.soft_threshold_(parameter.detach(), lr * self.l1_strength)
         if step.ends_round and self.step == self.prune_at:
             self._prune_all()
 
@@ -75,7 +75,7 @@ class L1Threshold(PruningMethod):
                 self._prune(group, name, self.threshold)
 
     def harden(self) -> None:
-        """Prune if that is still to come; cluster the rest by k-means; freeze the assignment."""
+        """Prune if not done yet, cluster the rest by k-means, freeze the assignment."""
         self._require_soft()
         if not self.pruned:
             self._prune_all()

@@ -1,7 +1,7 @@
-"""L2 decay and k-means: a network that was not trained to be tied, tied all the same.
+"""L2 penalty and k-means: ties a network that was not trained for it.
 
-Takes     a model, the strength of the decay, and K.
-Gives     weights that share K values, none of them zero on purpose.
+Takes     a model, the strength of the penalty, and K.
+Gives     weights that share K values, without a zero cluster.
 Paper     section 4.2 and the appendix train with L2 for comparison.
 Unaware   of the training loop, the data and the file.
 """
@@ -9,22 +9,15 @@ Unaware   of the training loop, the data and the file.
 from typing import ClassVar
 
 from reefknot.methods.hooks import Step, dense_grad
-from reefknot.methods.settings import are_clusters, is_number, setting
-from reefknot.methods.tied import NumClusters, TyingMethod
+from reefknot.methods.settings import is_number, setting
+from reefknot.methods.tied import WithoutZeroCluster
 
 
-class L2(TyingMethod):
+class L2(WithoutZeroCluster):
     """L2 penalty, then k-means."""
 
     name: ClassVar[str] = "l2"
-    has_zero_cluster: ClassVar[bool] = False
 
-    num_clusters: NumClusters = setting(
-        default=16,
-        doc="K, or a table from group names to K",
-        check=are_clusters(least=1),
-        kw_only=False,
-    )
     l2_strength: float = setting(
         default=1e-4,
         doc="the penalty is l2_strength/2 times the sum of squares",
@@ -43,7 +36,7 @@ class L2(TyingMethod):
                 grad.add_(parameter.detach(), alpha=self.l2_strength * step.grad_scale)
 
     def harden(self) -> None:
-        """Cluster by k-means, each weight to its center; freeze the assignment."""
+        """Cluster by k-means, set each weight to its center, freeze the assignment."""
         self._require_soft()
         for group in self.groups:
             group.start("kmeans")

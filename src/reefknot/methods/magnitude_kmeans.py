@@ -1,11 +1,11 @@
-"""Magnitude pruning and k-means of a network as it is: what compression is without training.
+"""Magnitude pruning and k-means: the baseline of compression without training.
 
-Takes     a model, the share of its weights to keep, and K.
+Takes     a model, the fraction of its weights to keep, and K.
 Gives     the largest weights at K - 1 values, the others at zero.
-Paper     the first lines of section 1: the simple pipeline that training improves on.
+Paper     the start of section 1: the simple pipeline that training improves on.
 Unaware   of the training loop, the data and the file.
 
-The soft phase trains as if the method were not there, and may have no steps at all.
+The soft phase is plain training, and may have no steps at all.
 """
 
 from typing import ClassVar
@@ -41,7 +41,7 @@ class MagnitudeKmeans(PruningMethod):
         self._hardened()
 
     def _threshold(self, group: Group) -> float:
-        """The magnitude of the smallest weight that stays."""
-        sizes = torch.cat([ops.flat(p).double().abs() for p in group.members.values()])
-        going = min(round((1 - self.density) * len(sizes)), len(sizes) - 1)
-        return float(sizes.kthvalue(going + 1).values)
+        """The magnitude of the smallest weight that is kept."""
+        magnitudes = torch.cat([ops.flat(p).double().abs() for p in group.members.values()])
+        pruned = min(round((1 - self.density) * len(magnitudes)), len(magnitudes) - 1)
+        return float(magnitudes.kthvalue(pruned + 1).values)

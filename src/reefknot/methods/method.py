@@ -1,8 +1,8 @@
 """The contract that every method of the paper's table implements.
 
-A method is made for a model, attached to the optimizer, and then the training loop is the one the
-user already has: the optimizer's own hooks call `before_step` and `after_step`. Everything ends
-in a `TiedState`; no code outside a method's file asks which method it has.
+A method is made for a model and attached to the optimizer, whose hooks call `before_step` and
+`after_step`; the user's training loop stays as it is. Every method ends in a `TiedState`, and no
+code outside a method's file asks which method it has.
 
     method = METHODS[name](model, **settings)     # calls prepare; before the optimizer is made
     optimizer = SGD(method.parameter_groups(), ...)
@@ -44,12 +44,12 @@ SizeOf = Callable[[TiedState], int]
 @dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
 @dataclass(eq=False, repr=False)
 class Method(ABC):
-    """A way to train a network into a `TiedState`. The verbs are those of the design's table.
+    """A way to train a network into a `TiedState`.
 
-    A subclass declares its settings as fields (`methods/settings.py`), and is a dataclass by that:
+    A subclass declares its settings as fields (`methods/settings.py`), which makes it a dataclass:
     its constructor takes the model and the settings. `size_of` says how many bytes a state takes up
-    in a file; methods know no other way to find out. With an `example_input` of the model they can
-    also find what is dead.
+    in a file; methods have no other way to find out. With an `example_input` of the model they can
+    also find dead units.
     """
 
     name: ClassVar[str]
@@ -72,7 +72,7 @@ class Method(ABC):
         self.step = 0  # rounds of optimizer steps since attach
         self.hard = False
         self.skipped: dict[str, str] = {}  # parameters left as they are, and why
-        self.advances = True  # from phase to phase, by itself
+        self.advances = True  # whether the hooks enter the next phase by themselves
         self._hooks: StepHooks | None = None
         self.prepare(self.model)
 
@@ -84,17 +84,17 @@ class Method(ABC):
         return list(mistakes_in(cls, settings))
 
     def prepare(self, model: nn.Module) -> None:  # noqa: B027  most methods leave the model alone
-        """Change the model before training, if the method must."""
+        """Change the model before training, if the method needs to."""
 
     def extra_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the method's own that the optimizer must also train."""
+        """The method's own parameters, which the optimizer must also train."""
         return []
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer is made of: the model's trainable parameters and the method's own.
 
-        A group with an `lr_factor` is trained at the learning rate of the plan times this factor. A
-        loop that sets its own learning rates must see to that itself.
+        A group with an `lr_factor` is trained at the scheduled learning rate times this factor. A
+        loop that sets learning rates itself must apply the factor.
         """
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         return [{"params": [*trainable, *self.extra_parameters()]}]
@@ -115,7 +115,7 @@ class Method(ABC):
                 (penalty * step.grad_scale).backward()
 
     def after_step(self, step: Step) -> None:
-        """Follow the weights after an optimizer has moved them."""
+        """Do what the method does after an optimizer has moved the weights."""
         if step.ends_round:
             self.step += 1
 
@@ -125,31 +125,31 @@ class Method(ABC):
 
     @property
     def is_tied(self) -> bool:
-        """Whether the model runs on tied values now."""
+        """Whether the model currently runs on tied values."""
         return self.hard
 
     @property
     def phase_is_over(self) -> bool:
-        """Whether `advance()` is due; a method without phases of its own waits for `harden()`."""
+        """Whether `advance()` is due; methods without phases of their own wait for `harden()`."""
         return False
 
     def advance(self) -> None:
-        """Enter the next phase; attached methods do so by themselves unless `advances` is off."""
+        """Enter the next phase; the hooks call this unless `advances` is off."""
         raise TyingError(f"{type(self).__name__} has no phases of its own; call harden()")
 
     def fixed_zeros(self) -> dict[str, Tensor]:
-        """By name, which elements of parameters are zero until the end of the phase, at least.
+        """Masks by parameter name: the elements that stay zero at least until the phase ends.
 
-        Units that only they feed, or that feed only them, need not be computed.
+        Units whose incoming or outgoing weights are all among them need not be computed.
         """
         return {}
 
     def lr_factor(self, step: int) -> float:
-        """What the learning rate shall be multiplied with after so many steps."""
+        """The factor on the learning rate after this many steps."""
         return 1.0
 
     def lr_scheduler(self, optimizer: Optimizer) -> LambdaLR:
-        """A torch scheduler with these factors; one `step()` a round."""
+        """A torch scheduler with these factors; call its `step()` once per round."""
         return LambdaLR(optimizer, self.lr_factor)
 
     @abstractmethod
@@ -157,13 +157,13 @@ class Method(ABC):
         """The result; the model is left with plain layers and these values."""
 
     def state_dict(self) -> Saved:
-        """Everything needed to go on exactly here: tensors and numbers only."""
+        """Everything needed to resume exactly here: tensors and numbers only."""
         return {"step": self.step, "hard": int(self.hard)}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on exactly where `state_dict` was called; before or after `attach`.
+        """Restore what `state_dict` saved, before or after `attach`.
 
-        A state that does not fit is refused, and leaves the method as it was.
+        A state that does not fit is refused, and the method is left as it was.
         """
         if not isinstance(state, Mapping):
             raise TyingError(f"a saved state is a dict, found a {type(state).__name__}")
@@ -176,7 +176,7 @@ class Method(ABC):
             raise
 
     def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Take over the entries that `state_dict` gives, each one checked."""
+        """Check and restore the entries of `state_dict`."""
         self.step = saved_count(state, "step")
         self.hard = bool(saved_count(state, "hard", most=1))
 
@@ -204,7 +204,7 @@ class Method(ABC):
         return self
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
-        """Refuse optimizers that train something else."""
+        """Refuse optimizers that do not train this model, or not the method's own parameters."""
         extra = set(self.extra_parameters())
         known = extra.union(self.model.parameters())
         for optimizer in optimizers:
@@ -230,7 +230,7 @@ class Method(ABC):
 
     @torch.no_grad()
     def zero_dead_(self) -> None:
-        """Zero what no output needs: all of a unit that feeds only zeros, or is fed by them.
+        """Zero all weights of dead units: those whose incoming or outgoing weights are all zero.
 
         Without an example input the model stays as it is.
         """

@@ -1,13 +1,13 @@
-"""What the methods share that train a distribution of each weight instead of the weight.
+"""The base class of methods that train a distribution for each weight instead of a value.
 
-Takes     a model, and a `NoisyLayer` for each of its dense and convolutional layers.
+Takes     a model, and a `NoisyLayer` for each of its linear and convolutional layers.
 Gives     layers that draw fresh noise at each training step, KL / N as the penalty, and plain
           layers with pruned means and shared values at the end.
-Paper     Kingma et al. 2015 (local reparametrisation), Molchanov et al. 2017 (the fit of the KL).
+Paper     Kingma et al. 2015 (local reparametrization), Molchanov et al. 2017 (the fit of the KL).
 Unaware   of which distributions a method uses, and of when it prunes.
 
-The means are the model's own parameters; what else is learned is held here and handed to the
-optimizer by `extra_parameters`, so that the keys of the state dict stay as they are.
+The means are the model's own parameters. All other learned parameters are held here and given to
+the optimizer by `extra_parameters`, so that the keys of the state dict do not change.
 """
 
 from abc import ABC, abstractmethod
@@ -36,15 +36,15 @@ _TINY = 1e-8  # keeps logarithms and roots of zero finite
 
 
 def log_alpha(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """How much noise there is to a signal: log (variance / mean²)."""
+    """The noise-to-signal ratio as a logarithm: log (variance / mean²)."""
     return log_variance - torch.log(mean.square() + _TINY)
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
-    """KL from N(m, alpha·m²) to the log-uniform prior p(w) ~ 1/|w|, shifted to vanish at the end.
+    """KL from N(m, alpha·m²) to the log-uniform prior p(w) ~ 1/|w|.
 
-    The prior is improper, so the KL has an arbitrary constant; here it goes to 0 for alpha to
-    infinity. The sigmoid is Molchanov's fit, right to about 0.01.
+    The prior is improper, so the KL is defined up to a constant, chosen here so that it goes to 0
+    as alpha goes to infinity. The sigmoid is Molchanov's fit, accurate to about 0.01.
     """
     return 0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + 0.5 * softplus(-log_alpha)
 
@@ -55,14 +55,14 @@ def unit_gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def draw(mean: Tensor, variance: Tensor) -> Tensor:
-    """A Gaussian of this mean and variance for each element, from torch's own generator."""
+    """A Gaussian sample for each element, from torch's own generator."""
     noise = torch.empty_like(mean)
-    flat(noise).normal_()  # eight times as fast as `randn_like` where channels are last
+    flat(noise).normal_()  # eight times as fast as `randn_like` for channels_last
     return mean + torch.sqrt(variance + _TINY) * noise
 
 
 def apply(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What the layer would give with another weight and bias."""
+    """The output of the layer with this weight and bias."""
     if isinstance(layer, nn.Linear):
         return linear(x, weight, bias)
     return layer._conv_forward(x, weight, bias)
@@ -74,23 +74,23 @@ def apply(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 class NoisyLayer(ABC):
     """A layer of the model while its weights are distributions.
 
-    Installed, it stands in for the layer's `forward`: noise in training, pruned means in
-    evaluation. A deep copy of the model copies it along.
+    When installed, it replaces the layer's `forward`: noise in training, pruned means in
+    evaluation. A deep copy of the model copies it too.
     """
 
     def __init__(self, name: str, layer: Layer) -> None:
         self.name = name
         self.layer = layer
-        self.learned: dict[str, nn.Parameter] = {}  # all that is not in the layer itself
+        self.learned: dict[str, nn.Parameter] = {}  # everything that is not in the layer itself
 
     def learn(self, name: str, value: Tensor) -> nn.Parameter:
-        """A parameter of the distributions that starts with this value."""
+        """Add a learned parameter of the distributions, with this initial value."""
         self.learned[name] = nn.Parameter(value.detach().clone())
         return self.learned[name]
 
     @abstractmethod
     def sample(self, x: Tensor) -> Tensor:
-        """The layer's output with fresh noise, by local reparametrisation."""
+        """The layer's output with fresh noise, by local reparametrization."""
 
     @abstractmethod
     def means(self) -> tuple[Tensor, Tensor | None]:
@@ -98,25 +98,25 @@ class NoisyLayer(ABC):
 
     @abstractmethod
     def kl(self) -> Tensor:
-        """KL from all distributions of the layer to their priors, one number."""
+        """The KL divergence of all distributions of the layer from their priors, a scalar."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer gives while this is installed."""
+        """The replacement of the layer's `forward`."""
         if self.layer.training:
             return self.sample(x)
         return apply(self.layer, x, *self.means())
 
     def install(self) -> None:
-        """Stand in for the layer's forward."""
+        """Replace the layer's `forward`."""
         vars(self.layer)["forward"] = self.forward
 
     def remove(self) -> None:
-        """Leave a plain layer."""
+        """Restore the layer's own `forward`."""
         vars(self.layer).pop("forward", None)
 
     @torch.no_grad()
     def fold_(self) -> None:
-        """Put the pruned means into the layer."""
+        """Write the pruned means into the layer."""
         weight, bias = self.means()
         self.layer.weight.copy_(weight)
         if bias is not None and self.layer.bias is not None:
@@ -127,14 +127,14 @@ class NoisyLayer(ABC):
 
 
 class NoisyMethod(TyingMethod):
-    """A method with noisy layers: soft is training with noise, hard is tied as in `TyingMethod`.
+    """A method with noisy layers: noise in the soft phase, tied as in `TyingMethod` in the hard.
 
-    Every included weight of a Linear or a convolution (not transposed) gets noise. Biases, and
-    the parameters of norms, stay as they are in the soft phase unless the method says otherwise,
-    and share values from `harden` on. Any other included parameter is refused.
+    Every included weight of a Linear or a convolution (not transposed) gets noise. Biases and the
+    parameters of norm layers have no noise in the soft phase unless the method says otherwise, and
+    share values from `harden` on. Any other included parameter is refused.
     """
 
-    noise_lr_factor: ClassVar[float] = 1.0  # of what is learned beside the means
+    noise_lr_factor: ClassVar[float] = 1.0  # for all learned parameters but the means
 
     num_examples: int = setting(
         doc="the number of training examples, which the KL term is divided by (54000 for mnist "
@@ -162,7 +162,7 @@ class NoisyMethod(TyingMethod):
         raise NotImplementedError
 
     def _layers(self) -> dict[str, Layer]:
-        """The layers that get noise; an error names all parameters that none can be put on."""
+        """The layers that get noise; an error names all parameters that cannot have noise."""
         refused = {n: why for n, why in _refusals(self.model) if self._is_tied(n)}
         if refused:
             reasons = "; ".join(f"{name} ({why})" for name, why in refused.items())
@@ -184,23 +184,23 @@ class NoisyMethod(TyingMethod):
     # -- training ---------------------------------------------------------------------------
 
     def extra_parameters(self) -> list[nn.Parameter]:
-        """Everything of the distributions that is not a mean."""
+        """All parameters of the distributions except the means."""
         return [parameter for layer in self.layers for parameter in layer.learned.values()]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters, and what is learned beside the means at its own learning rate."""
+        """The model's parameters, and the other learned ones at their own learning rate."""
         means = [p for p in self.model.parameters() if p.requires_grad]
         learned = {"params": self.extra_parameters(), "lr_factor": self.noise_lr_factor}
         return [{"params": means}, learned | {"weight_decay": 0.0}]
 
     def kl_weight(self) -> float:
-        """0 until `warmup_start`, then up to 1 in `warmup_steps` steps."""
+        """0 until `warmup_start`, then a linear warm-up to 1 over `warmup_steps` steps."""
         if self.step < self.warmup_start:
             return 0.0
         return min(1.0, (self.step - self.warmup_start + 1) / max(1, self.warmup_steps))
 
     def penalty(self) -> Tensor | None:
-        """The KL of all layers for each example, times its present weight."""
+        """The KL of all layers per example, times its current weight."""
         weight = self.kl_weight()
         if self.hard or not weight:
             return None
@@ -208,9 +208,9 @@ class NoisyMethod(TyingMethod):
         return kl * (weight / self.num_examples)
 
     def harden(self) -> None:
-        """Prune, leave the noise, and share values: zero, and k-means on the others.
+        """Prune, remove the noise, and tie the weights: zeros, and k-means on the others.
 
-        With an example input a unit that is dead at one side goes with all of its weights.
+        With an example input, dead units are removed with all of their weights.
         """
         self._require_soft()
         for layer in self.layers:
@@ -237,7 +237,10 @@ class NoisyMethod(TyingMethod):
             layer.remove() if self.hard else layer.install()
 
     def _learned(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """By number, since a layer's name may hold a slash, which divides the keys of groups."""
+        """Learned parameters by key.
+
+        Keys have the layer's number: its name may contain a slash, which separates group keys.
+        """
         for number, layer in enumerate(self.layers):
             for name, parameter in layer.learned.items():
                 yield f"noise.{number}.{name}", parameter
@@ -252,7 +255,7 @@ class NoisyMethod(TyingMethod):
 
     @torch.no_grad()
     def _alive_counts(self) -> dict[int, int]:
-        """How many elements of each noisy layer's parameters hardening would leave, by id."""
+        """How many elements of each noisy parameter hardening would keep, by `id`."""
         counts = {}
         for noisy in self.layers:
             for own, mean in zip(
@@ -264,8 +267,8 @@ class NoisyMethod(TyingMethod):
 
 
 def _refusals(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Parameters that are no weight of a layer with noise, nor may stay plain, and why."""
-    first: dict[int, str] = {}  # a shared parameter goes by the first of its names
+    """Parameters that can neither have noise nor be left without it, and why."""
+    first: dict[int, str] = {}  # a shared parameter is known by its first name
     for prefix, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False):
             own = original_name(f"{prefix}.{key}").removeprefix(".")
@@ -281,6 +284,6 @@ def _refusals(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _own_forward(module: nn.Module) -> bool:
-    """Whether the layer computes something else than its base class, by subclass or by hand."""
+    """Whether the layer's `forward` is not torch's, by subclassing or on the instance."""
     known = any(type(module).forward is kind.forward for kind in _LAYERS)
     return not known or "forward" in vars(module)

@@ -1,12 +1,12 @@
-"""What the methods share that set small weights to zero and keep them there.
+"""The base class of methods that prune weights and keep them at zero.
 
 Takes     groups of weights, and for each weight tensor the magnitude below which it is pruned.
 Gives     weights that are exactly zero and stay so while the others train on.
-Paper     section 4.3, Table 1: what it is compared with.
+Paper     section 4.3, Table 1: the methods it is compared with.
 Unaware   of how a method chooses its thresholds and when it prunes.
 
-What an optimizer remembers of a weight would move it away from zero, although its gradient is
-zero; so the weights themselves are masked too, after each step.
+Optimizer state (momentum) can move a weight whose gradient is zero, so the weights are masked after
+each step as well.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class PruningMethod(TyingMethod):
         self.pruned: dict[str, Tensor] = {}  # by parameter: True where it stays zero
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: what is pruned has no gradient. Hard phase: share gradients."""
+        """Soft phase: zero the gradients of pruned weights. Hard phase: share gradients."""
         super().before_step(step)
         if self.hard:
             return
@@ -43,7 +43,7 @@ class PruningMethod(TyingMethod):
                 grad.masked_fill_(self._mask(name, parameter), 0.0)
 
     def after_step(self, step: Step) -> None:
-        """Soft phase: what is pruned stays zero. Hard phase: tie again."""
+        """Soft phase: keep pruned weights at zero. Hard phase: tie again."""
         super().after_step(step)
         if self.hard:
             return
@@ -53,7 +53,7 @@ class PruningMethod(TyingMethod):
 
     @torch.no_grad()
     def _prune(self, group: Group, name: str, threshold: float) -> None:
-        """Set what is below the threshold to zero for good; a whole matrix must not vanish."""
+        """Prune what is below the threshold for good; a matrix must not become all zero."""
         if not group.sparse:
             return
         weights = group.members[name].detach()
@@ -69,17 +69,17 @@ class PruningMethod(TyingMethod):
         self.pruned[name] = small
 
     def _mask(self, name: str, parameter: Tensor) -> Tensor:
-        """A parameter's mask, moved along if the parameter was moved or laid out anew."""
+        """A parameter's mask, on the parameter's current device and in its memory layout."""
         self.pruned[name] = ops.like(self.pruned[name], parameter)
         return self.pruned[name]
 
     def _hardened(self) -> None:
-        """From now on the groups keep zeros zero."""
+        """Forget the masks: from now on the groups' zero clusters keep zeros at zero."""
         super()._hardened()
         self.pruned.clear()
 
     def state_dict(self) -> Saved:
-        """Phase, step, clusters, and what is pruned."""
+        """Phase, step, clusters, and the pruning masks."""
         return super().state_dict() | {
             f"{_PREFIX}{name}": mask.clone() for name, mask in self.pruned.items()
         }

@@ -1,7 +1,7 @@
 """Settings of methods: each is declared once, as a field of the method's class.
 
-Takes     a default, a sentence, and a check.
-Gives     the signature, the checks, the text of `help()` and of `reefknot methods`, all from there.
+Takes     a default, a line of documentation, and a check.
+Gives     the signature, the checks, and the text of `help()` and `reefknot methods`.
 Unaware   of what a setting does.
 
     class L2(TyingMethod):
@@ -16,7 +16,7 @@ from typing import Any
 from reefknot.state import MAX_CODEBOOK
 from reefknot.tying.selection import NETWORK, TENSOR
 
-Check = Callable[[str, Any], Iterable[str]]  # name and value to what is wrong with it
+Check = Callable[[str, Any], Iterable[str]]  # from name and value to the mistakes in it
 
 
 def setting(
@@ -26,7 +26,7 @@ def setting(
     check: Check | None = None,
     kw_only: bool = True,
 ) -> Any:
-    """Declare a setting."""
+    """Declare a setting, as a field of a dataclass."""
     metadata = {"doc": doc, "check": check}
     return dataclasses.field(default=default, kw_only=kw_only, metadata=metadata)
 
@@ -38,7 +38,7 @@ def settings_of(method: type) -> list[dataclasses.Field[Any]]:
 
 
 def mistakes_in(method: type, settings: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with each setting by itself."""
+    """What is wrong with each setting on its own, and which are missing."""
     for field in settings_of(method):
         if field.name in settings:
             if field.metadata["check"] is not None and settings[field.name] is not field.default:
@@ -48,7 +48,7 @@ def mistakes_in(method: type, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def described(method: type) -> str:
-    """The settings as a part of a docstring."""
+    """The section of a docstring that lists the settings."""
     lines = ["Settings:"]
     for field in settings_of(method):
         default = "" if field.default is dataclasses.MISSING else f" [{field.default!r}]"
@@ -73,7 +73,7 @@ def is_number(*, least: float = 0.0, most: float = math.inf, optional: bool = Fa
 
 
 def is_any_number(name: str, value: Any) -> Iterator[str]:
-    """A number of either sign; infinity is one."""
+    """Any number but NaN; infinity is allowed."""
     if not _is_real(value):
         yield f"{name} must be a number, found {value!r}"
 
@@ -81,7 +81,7 @@ def is_any_number(name: str, value: Any) -> Iterator[str]:
 def is_count(
     meaning: str, *, least: int = 0, most: float = math.inf, optional: bool = False
 ) -> Check:
-    """A whole number; `meaning` says of what."""
+    """A whole number in this range; `meaning` describes it in the message."""
 
     def check(name: str, value: Any) -> Iterator[str]:
         if optional and value is None:

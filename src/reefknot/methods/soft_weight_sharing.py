@@ -5,11 +5,11 @@ Gives     weights at the means of the mixture's components, most of them at zero
 Paper     section 4.3, Table 1; section 1 on mixtures of Gaussians as priors.
 Unaware   of the training loop, the data and the file.
 
-The objective is the mean data loss plus tau/num_examples times -log p(weights, precisions). The
-gradient is written down by hand and added before each step, in pieces (`tying/mixture.py`), since
-autograd would hold several numbers for each weight and component. Hardening merges components
-that have become alike, moves the mean nearest to zero to zero, and gives each weight the mean of
-the component that is most responsible for it.
+The objective is the mean data loss plus tau/num_examples times -log p(weights, precisions). Its
+gradient is computed by hand, in chunks (`tying/mixture.py`), and added before each step: autograd
+would store several numbers for each weight and component. Hardening merges similar components,
+moves the mean nearest to zero to zero, and gives each weight the mean of the component with the
+highest responsibility.
 """
 
 import math
@@ -140,7 +140,7 @@ class SoftWeightSharing(TyingMethod):
         return [p for mixture in self.mixtures.values() for p in mixture.parameters.values()]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters; the mixtures' with learning rates of their own, without decay."""
+        """The model's parameters, and the mixtures' with their own learning rates and no decay."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         return [
             {"params": trainable},
@@ -155,7 +155,7 @@ class SoftWeightSharing(TyingMethod):
         ]
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: add the prior's gradient, and set the mixtures'. Hard phase: share them."""
+        """Soft phase: add the gradient of the prior. Hard phase: share gradients."""
         super().before_step(step)
         if self.hard or not step.starts_round:
             return
@@ -168,10 +168,10 @@ class SoftWeightSharing(TyingMethod):
                 if grad is not None:
                     grad.add_(torch.as_strided(slope, parameter.shape, parameter.stride()))
             for own, grad in zip(mixture.parameters.values(), by_mixture, strict=True):
-                own.grad = grad  # nothing else contributes to it
+                own.grad = grad  # it has no other gradient
 
     def harden(self) -> None:
-        """Merge, make the mean nearest to zero zero, assign by responsibility, freeze."""
+        """Merge components, set the one nearest to zero to zero, assign, freeze."""
         self._require_soft()
         for group in self.groups:
             if not group.sparse:
@@ -183,7 +183,7 @@ class SoftWeightSharing(TyingMethod):
         self._hardened()
 
     def _mixed(self) -> list[Group]:
-        """The groups that have a mixture: its heavy component at zero is not for the others."""
+        """The groups with a mixture prior: those that may have zeros."""
         return [group for group in self.groups if group.sparse]
 
     def _merged(self, group: Group) -> Components:
@@ -198,13 +198,13 @@ class SoftWeightSharing(TyingMethod):
         if self.hard:
             return density
         total = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        going = 0
+        new_zeros = 0
         for group in self._mixed():
             components = self._merged(group)
             for row in _rows(group):
                 to_zero = most_likely(row, components) == _zero(components)
-                going += int(np.count_nonzero(to_zero & (row != 0).cpu().numpy()))
-        return density - going / total
+                new_zeros += int(np.count_nonzero(to_zero & (row != 0).cpu().numpy()))
+        return density - new_zeros / total
 
     def stats(self) -> Stats:
         """Density, predicted bytes, clusters, and in the soft phase -log p of the weights."""
@@ -234,7 +234,7 @@ class SoftWeightSharing(TyingMethod):
 
 
 def _rows(group: Group) -> list[Tensor]:
-    """Each member's weights in the order of memory."""
+    """Each member's weights, flattened in memory order."""
     return [ops.flat(parameter) for parameter in group.members.values()]
 
 

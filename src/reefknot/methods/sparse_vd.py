@@ -6,9 +6,9 @@ Paper     Molchanov, Ashukha, Vetrov 2017; section 4 of ours compares with it.
 Unaware   of the training loop, the data and the file.
 
 A weight is N(theta, sigma²): theta is the model's own parameter, log sigma² an extra one. The KL
-depends on log alpha = log sigma² − log theta² alone and falls as alpha grows, so that weights which
-the data does not need drown in noise. From `threshold` on they are zero, while training too: what
-is pruned in the end takes no part in the mean, and in a convolution in the noise neither.
+depends only on log alpha = log sigma² − log theta² and falls as alpha grows, so weights that the
+data does not need become all noise. From `threshold` on their means are zero, during training as
+well; in convolutions their noise is zero too.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from reefknot.methods.noisy import (
 from reefknot.methods.settings import are_clusters, is_any_number, setting
 from reefknot.methods.tied import NumClusters
 
-CLIP = 8.0  # of log alpha, in the KL and in the noise: beyond it nothing is gained
+CLIP = 8.0  # |log alpha| is clipped to this, in the KL and in the noise
 
 
 class DropoutLayer(NoisyLayer):
@@ -44,11 +44,11 @@ class DropoutLayer(NoisyLayer):
         self.log_variance = self.learn("log_variance", start)
 
     def log_alpha(self) -> Tensor:
-        """Of each weight, clipped."""
+        """Log alpha of each weight, clipped."""
         return log_alpha(self.layer.weight, self.log_variance).clamp(-CLIP, CLIP)
 
     def sample(self, x: Tensor) -> Tensor:
-        """Each output is a Gaussian: its mean and variance are sums over the weights'."""
+        """Draw each output from its Gaussian, whose mean and variance are sums over weights."""
         weight, bias = self.means()
         noisy = self.layer.weight if isinstance(self.layer, nn.Linear) else weight
         variance = self.log_alpha().exp() * noisy.square()
@@ -62,7 +62,7 @@ class DropoutLayer(NoisyLayer):
         return self.layer.weight * alive, self.layer.bias
 
     def kl(self) -> Tensor:
-        """To the log-uniform prior."""
+        """The KL divergence from the log-uniform prior."""
         return log_uniform_kl(self.log_alpha()).sum()
 
 
@@ -79,7 +79,7 @@ class SparseVD(NoisyMethod):
     )
     threshold: float = setting(
         default=3.0,
-        doc="log alpha from which on a weight is zero",
+        doc="weights with log alpha at or above this are zero",
         check=is_any_number,
         kw_only=False,
     )

@@ -1,9 +1,9 @@
-"""What the methods share that end in groups of weights, each group with one codebook.
+"""The base class of methods whose weights end in groups that share a codebook each.
 
 Takes     a model and settings: which parameters, which of them share values, and how many values.
 Gives     the groups; in the hard phase weights that stay tied; and at the end their state.
 Paper     section 3.2.
-Unaware   of how a method brings its weights to their clusters.
+Unaware   of how a method finds its clusters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +31,12 @@ NumClusters = int | Mapping[str, int]
 class TyingMethod(Method):
     """A method whose weights end in clusters: `groups` holds them.
 
-    A group may wait for its clusters until `harden`. From then on every weight has the gradient
-    that its cluster has in the mean (`shared`), and goes to the cluster's mean after each optimizer
-    step; zeros stay zero. The gradients alone would not do, since what an optimizer remembers
-    differs inside a cluster; nor would the means, since the mean of steps that an optimizer has
-    scaled for each weight need not lead downhill.
+    A group may have no clusters before `harden`. From then on, gradients are shared before each
+    optimizer step (every weight gets its cluster's mean, or sum: `shared`), and weights are
+    projected after it (every weight becomes its cluster's mean); zeros stay zero. Both are needed.
+    Optimizer state differs within a cluster, so shared gradients alone do not keep weights equal.
+    Adaptive optimizers scale each weight's step, so the mean of those steps need not be a descent
+    direction.
     """
 
     shared: ClassVar[Shared] = "mean"
@@ -68,7 +69,7 @@ class TyingMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._predicted_bytes: int | None = None  # None: to be asked again
+        self._predicted_bytes: int | None = None  # None: not known, ask the coder
         selection = select(
             self.model,
             include=_patterns(self.include),
@@ -107,7 +108,7 @@ class TyingMethod(Method):
         return self.num_clusters
 
     def _most_clusters(self) -> int | None:
-        """How many K may grow to, where the method chooses it."""
+        """The largest K, if the method chooses it."""
         return None
 
     # -- training ---------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class TyingMethod(Method):
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
 
     def before_step(self, step: Step) -> None:
-        """Hard phase: all weights of a cluster get the same gradient."""
+        """Hard phase: give all weights of a cluster the same gradient."""
         self._follow_members()
         super().before_step(step)
         if self.hard:
@@ -144,14 +145,14 @@ class TyingMethod(Method):
             self.retie()
 
     def share_gradients(self, step: Step) -> None:
-        """Give all weights of a cluster the gradient that it has in the mean, or in sum."""
+        """Give all weights of a cluster the mean, or the sum, of their gradients."""
         if self.shared == "mean" and type(step.optimizer) is SGD:
-            return  # the mean of the steps of SGD is the step of the mean
+            return  # SGD is linear: `retie` averages the steps to the same result
         for group, grads in self.gradients(step):
             group.share_gradients_(grads, self.shared)
 
     def retie(self) -> None:
-        """Each weight to the mean of its cluster."""
+        """Set each weight to the mean of its cluster."""
         for group in self.groups:
             group.retie()
         self._predicted_bytes = None
@@ -164,7 +165,7 @@ class TyingMethod(Method):
                     yield float(param_group["lr"]), *self._home[parameter], parameter
 
     def gradients(self, step: Step) -> Iterator[tuple[Group, dict[str, Tensor]]]:
-        """For each group the gradients of those of its members that the optimizer will move."""
+        """For each group, the gradients of its members that the stepping optimizer moves."""
         found: dict[str, dict[str, Tensor]] = {}
         for _, group, name, parameter in self.held_by(step):
             grad = dense_grad(name, parameter)
@@ -175,7 +176,7 @@ class TyingMethod(Method):
                 yield group, found[group.name]
 
     def _check_members(self) -> None:
-        """The model must still have the parameters that are tied, in a layout that can be."""
+        """Check that the model still has the tied parameters, in a layout that can be tied."""
         present = {original_name(name): p for name, p in self.model.named_parameters()}
         for group in self.groups:
             for name, parameter in group.members.items():
@@ -187,18 +188,18 @@ class TyingMethod(Method):
         self._follow_members()
 
     def _follow_members(self) -> None:
-        """Before any of them is read or written."""
+        """Notice moved parameters; called before any of them is read or written."""
         for group in self.groups:
             group.follow()
 
     def _require_soft(self) -> None:
-        """What `harden` begins with."""
+        """Checks at the start of `harden`."""
         if self.hard:
             raise TyingError("the weights are hard already; harden() is called once")
         self._check_members()
 
     def _hardened(self) -> None:
-        """What `harden` ends with, when all groups have clusters and all weights their values."""
+        """The end of `harden`: all groups have clusters, and all weights are tied."""
         self.hard = True
         self._predicted_bytes = None
 
@@ -219,7 +220,7 @@ class TyingMethod(Method):
         return self.tied_state()
 
     def tied_state(self) -> TiedState:
-        """The clusters as they are now, with the values that are written."""
+        """The current clusters, with the values that a file would hold."""
         codebooks: list[Codebook] = []
         tied: dict[str, tuple[int, np.ndarray]] = {}
         for group in self.groups:
@@ -261,7 +262,7 @@ class TyingMethod(Method):
         self._predicted_bytes = None
 
     def stats(self) -> Stats:
-        """Density, predicted bytes, and each group's clusters as far as it has them."""
+        """Density, predicted bytes, and the clusters of each group that has some."""
         self._follow_members()
         if self._predicted_bytes is None:
             self._predicted_bytes = self._predict()
@@ -292,17 +293,30 @@ class TyingMethod(Method):
         return group.centers != 0
 
     def file_bytes(self) -> int:
-        """What a file of the clusters as they are now would take up."""
+        """The size of a file with the current clusters."""
         if self.size_of is None:
             raise TyingError("this method was made without `size_of`, so it knows no file's size")
         return self.size_of(self.tied_state())
 
     def _predict(self) -> int:
-        """The size of the file; before there are clusters, that of the tensors as they are."""
+        """The size of the file; before there are clusters, that of the uncompressed tensors."""
         if self.size_of is not None and all(group.assignments for group in self.groups):
             return self.file_bytes()
         tensors = self.model.state_dict(keep_vars=True).values()
         return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
+
+
+class WithoutZeroCluster(TyingMethod):
+    """A tying method that makes no weight zero."""
+
+    has_zero_cluster: ClassVar[bool] = False
+
+    num_clusters: NumClusters = setting(
+        default=16,
+        doc="K, or a table from group names to K",
+        check=are_clusters(least=1),
+        kw_only=False,
+    )
 
 
 def _patterns(patterns: Sequence[str] | str) -> list[str]:
@@ -338,6 +352,6 @@ def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
 
 
 def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:
-    """What a saved state has of one group, under the group's own names."""
+    """The entries of one group in a saved state, without the group's prefix."""
     prefix = f"{group.name}/"
     return {k.removeprefix(prefix): v for k, v in state.items() if str(k).startswith(prefix)}

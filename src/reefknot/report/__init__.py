@@ -23,8 +23,8 @@ __all__ = ["render", "write_report"]
 def write_report(folder: Path, state: TiedState | None = None) -> Path:
     """Write `report.html` into a run's folder, and return its path.
 
-    A run that is not finished has no record yet and is shown by its metrics; a last line that was
-    cut off is left out. The page appears whole or not at all.
+    An unfinished run has no record yet and is shown by its metrics; a truncated last line is left
+    out. The page is written atomically.
     """
     folder = Path(folder)
     record = _read_record(folder / "record.json")

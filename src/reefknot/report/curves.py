@@ -31,10 +31,10 @@ class Phase(NamedTuple):
 
 
 def in_order(metrics: Sequence[object]) -> list[dict[str, Any]]:
-    """The lines that have a step, without those that a resumed run has trained again.
+    """The rows that have a step, without those that a resumed run has written again.
 
-    A run that was killed goes on from its last checkpoint: its steps jump back, and what was
-    written after that checkpoint is told a second time.
+    A killed run resumes from its last checkpoint: its steps jump back, and rows after that
+    checkpoint are written a second time.
     """
     kept: list[dict[str, Any]] = []
     for line in metrics:
@@ -92,7 +92,7 @@ def _chart(
 
 
 def phases_told(metrics: Metrics) -> str:
-    """The names of the phases in order, for those that are too short for a name in a chart."""
+    """The names of all phases in order; in a chart, a short one has no room for its name."""
     names = list(dict.fromkeys(phase.name for phase in phases(metrics)))
     told = [
         PHASES.get(name, name) + (" (shaded)" if name in FROZEN else "")
@@ -131,7 +131,7 @@ def _curve(
     first, last = values[0], values[-1]
     lowest = min(values)
     label = (
-        f"{title} over {len(lines)} records: {shown(first)} at first, "
+        f"{title} over {len(lines)} measurements: {shown(first)} at first, "
         f"{shown(last)} at the end, {shown(lowest)} at its lowest."
     )
     spread = [*(positive if log else values), *([level] if level else [])]
@@ -215,7 +215,7 @@ def _tying(metrics: Metrics, file_bytes: float | None) -> list[Figure | None]:
 
 
 def _last(metrics: Metrics, key: str) -> float | None:
-    """The last number above zero that is told under a name."""
+    """The last positive number under a key."""
     told = (number(line.get(key)) for line in reversed(metrics))
     return next((value for value in told if value is not None and value > 0), None)
 

@@ -16,7 +16,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 class Numbers(NamedTuple):
-    """What a pointer over a drawing would be told, for those who have none."""
+    """The numbers that a drawing shows on hover, as a table for keyboards and screen readers."""
 
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]

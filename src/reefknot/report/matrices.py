@@ -42,7 +42,7 @@ def survey(state: TiedState) -> Survey:
         found.append(tensor_found)
         if not tensor_found.is_matrix:
             continue
-        if tensor_found.density == 1:  # a picture of one color tells nothing
+        if tensor_found.density == 1:  # a picture of one color shows nothing
             full += 1
             continue
         matrices += 1

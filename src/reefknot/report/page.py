@@ -78,7 +78,7 @@ def render(
 
 
 def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, Any]:
-    """The record, with what can be computed from the state where the record does not tell."""
+    """The record, with missing entries computed from the state."""
     facts = {key: value for key, value in record.items() if value is not None}
     if state is not None:
         facts.setdefault("density", state.density)
@@ -205,7 +205,7 @@ def _gallery(title: str, lead: str, shown: Sequence[Figure]) -> str:
 
 
 def _sizes(sizes: Inspection | None) -> str:
-    """Where every byte went, and what others would make of the same numbers."""
+    """Where every byte went, and the sizes of other formats."""
     if sizes is None:
         return ""
     others = (("gzip", sizes.gzip_bytes), ("xz", sizes.xz_bytes))
@@ -218,8 +218,8 @@ def _sizes(sizes: Inspection | None) -> str:
         tag("p", text(lead), class_="lead"),
         tables.sizes(sizes),
         _legend(
-            ("places", "places: which weights are not the most frequent value"),
-            ("values", "values: what those are"),
+            ("places", "positions of the weights that are not the most frequent value"),
+            ("values", "values of these weights"),
             ("other", "the rest"),
         ),
     )
@@ -263,7 +263,7 @@ def _skipped(facts: Mapping[str, Any]) -> str:
 
 
 def _made(facts: Mapping[str, Any], config: str) -> str:
-    """Settings, environment and configuration: what somebody needs to do it again."""
+    """Settings, environment and configuration: what is needed to reproduce the run."""
     environment = {**mapping(facts.get("versions"))}
     if facts.get("threads") is not None:
         environment["threads"] = facts["threads"]

@@ -102,7 +102,7 @@ class Scale(NamedTuple):
 
 
 def is_log(values: Sequence[float]) -> bool:
-    """Whether a log scale tells more: all positive, and the largest is ten times the smallest."""
+    """Whether to use a log scale: all positive, and the largest is ten times the smallest."""
     return bool(values) and min(values) > 0 and max(values) > 10 * min(values)
 
 

@@ -1,7 +1,7 @@
 """Tables: errors by stage, bytes by part, tensors, settings; and the box that a table stands in.
 
 Takes     a record's facts, an `Inspection`, what a survey found about each tensor.
-Gives     markup; an empty string where there is nothing to tell.
+Gives     markup; an empty string if there is nothing to show.
 Unaware   of the page around them, and of drawings.
 """
 
@@ -101,7 +101,7 @@ def sizes(found: Inspection) -> str:
         rows.append(_row(name, cells) + _meter(*bars))
     foot = _row("The file", [count(found.file_bytes), share(1.0), "", ""])
     foot += tag("td", class_="meter")
-    names = ("Bytes", "Share", "Places", "Values")
+    names = ("Bytes", "Share", "Positions", "Values")
     heads = [("Part", ""), *((name, "num") for name in names), ("", "meter")]
     return table(heads, rows, foot=foot, label="Bytes of the file", wide=True)
 

@@ -1,7 +1,7 @@
-"""Wording: how a report writes a count, an error, a rate or a time, and what it makes of odd input.
+"""Formatting of counts, errors, rates and times in a report, and of unexpected input.
 
 Takes     values from a record, of which any may be missing, null or of another type.
-Gives     short text with its unit; a dash where there is nothing to say.
+Gives     short text with its unit; a dash for a missing value.
 """
 
 from collections.abc import Mapping

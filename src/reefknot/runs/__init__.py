@@ -1,13 +1,13 @@
-"""Runs: from a configuration to a folder with the file, the record and how it came about.
+"""Runs: from a configuration to a folder with the file, its record and its metrics.
 
 config.py         TOML to one frozen value, all mistakes reported together
-parts.py          from there to data, model, method and optimizer; saved, and restored
+parts.py          makes data, model, method and optimizer from it; saves and restores them
 batches.py        which examples a step trains on
-training.py       the one loop
-distillation.py   labels softened by trained networks
+training.py       the training loop
+distillation.py   soft labels from trained networks
 folder.py         the run's folder and its lock
 checkpoint.py     any tree of tensors as one file with a checksum, no pickle
-journal.py        metrics.jsonl, and what else a run remembers
+journal.py        metrics.jsonl, and what else a run must remember
 record.py         record.json
 run.py            all of it, in order
 """

@@ -16,9 +16,9 @@ Relabel = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batches:
-    """Shuffled batches of data held in memory; what is in batch n depends on n alone.
+    """Shuffled batches of data held in memory; batch n depends only on n and the seed.
 
-    `augment` changes the inputs of a batch, and then `relabel` gives labels for what they became.
+    `augment` changes the inputs of a batch, and then `relabel` gives labels for the new inputs.
     `small` are pairs of a batch number and a side length: images of the batches before that number
     are scaled down to that many pixels at last, so that teachers see them at full size.
     """
@@ -68,7 +68,7 @@ class Batches:
             yield self.before_relabel(number)[0]
 
     def _random(self, number: int, purpose: int) -> torch.Generator:
-        """A generator of its own for each epoch's order and each batch's augmentation."""
+        """A separate generator for each epoch's order and each batch's augmentation."""
         mixed = (self.seed * 0x9E3779B97F4A7C15 + number * 2 + purpose) % 2**63
         return torch.Generator().manual_seed(mixed)
 

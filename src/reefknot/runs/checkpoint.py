@@ -1,9 +1,9 @@
-"""Checkpoints: one safetensors file that is whole or not there. No pickle is read or written.
+"""Checkpoints: one safetensors file, written atomically. No pickle is read or written.
 
 A tree of dicts, lists, tuples, numbers, strings and tensors (which is what optimizers, methods and
-models save) becomes tensors under numbered names and one JSON text in the file's metadata, beside a
-checksum of the whole file. A file that was damaged is refused; one that was made by somebody else
-may hold anything, so `unlike` compares what was read with what is expected before it is used.
+models save) becomes tensors with numbered names and one JSON text in the file's metadata, beside a
+checksum of the whole file. A damaged file is refused. A forged one may hold anything, so `unlike`
+compares what was read with what is expected before it is used.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from torch import Tensor
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.files import read_bytes, writing_atomically
 
-# JSON has no such bytes inside a string, whose quotes are escaped: the first find is the entry.
+# Quotes inside JSON strings are escaped, so the first occurrence of these bytes is the entry.
 _ENTRY = b'"sha256":"'
-_BLANK = b"0" * 64  # what stands there while the checksum is taken
+_BLANK = b"0" * 64  # the placeholder while the checksum is computed
 
 
 def write_checkpoint(path: Path, tree: Any) -> None:
@@ -57,7 +57,7 @@ def read_checkpoint(path: Path) -> Any:
 
 
 def unlike(found: Any, expected: Any, where: str) -> Iterator[str]:
-    """Where a tree has other keys, types, element types or shapes than another one.
+    """The differences of two trees in keys, types, dtypes and shapes.
 
     >>> list(unlike({"a": 1, "b": [2]}, {"a": 1.0, "b": [2]}, "tree"))
     ["tree['a'] is of type int, expected float"]
@@ -97,7 +97,7 @@ def _checksum_place(content: memoryview) -> slice:
 
 
 def _checksum(content: memoryview, place: slice) -> bytes:
-    """SHA-256 of the whole file, with the place of the checksum itself left blank."""
+    """SHA-256 of the whole file, with the checksum itself blanked."""
     digest = hashlib.sha256(content[: place.start])
     digest.update(_BLANK)
     digest.update(content[place.stop :])

@@ -2,7 +2,7 @@
 
 Takes     the text of a TOML file, and overrides from the command line.
 Gives     a `Config`, or a `ConfigError` with every mistake and the nearest known key.
-Unaware   of data, models and training; it looks at names and types only.
+Unaware   of data, models and training; it checks names, types and ranges only.
 """
 
 import inspect
@@ -38,22 +38,22 @@ SOFT_STEPS, HARD_STEPS = 60_000, 10_000  # the paper's
 
 @dataclass(frozen=True)
 class Training:
-    """How long, in what portions, and how often to look.
+    """Steps, batch size, and how often to evaluate and save.
 
-    `threads = 0` leaves torch's default: one for each physical core, or OMP_NUM_THREADS.
+    `threads = 0` leaves torch's default: one per physical core, or OMP_NUM_THREADS.
     `progressive_resizing` are pairs of a share and a side length: up to that share of the steps,
     images have that many pixels a side. After the last pair they have their own size.
     """
 
-    steps: int | None = None  # of a budget, whose phases share them
-    soft_steps: int | None = None  # without one: 60,000
-    hard_steps: int | None = None  # without one: 10,000
+    steps: int | None = None  # with a budget, whose phases share them
+    soft_steps: int | None = None  # without a budget; 60,000 by default
+    hard_steps: int | None = None  # without a budget; 10,000 by default
     batch_size: int = 128
     evaluate_every: int = 1_000
     checkpoint_every: int = 5_000
     threads: int = 0
     progressive_resizing: Sequence[tuple[float, int]] = field(default_factory=list)
-    shrink: bool = False  # leave out what fixed zeros have made dead: cheaper steps, other rounding
+    shrink: bool = False  # do not compute dead units: cheaper steps, other rounding
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Optimization:
 
     name: str = "adadelta"
     lr: float = 1.0
-    hard_lr: float | None = None  # as `lr`
+    hard_lr: float | None = None  # None: `lr`
     decay: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Trained networks whose opinions join the labels; without teachers the labels stand alone."""
+    """Teachers that soften the labels; without teachers, hard labels."""
 
     teachers: Sequence[str] = ()
     temperature: float = 4.0
@@ -96,7 +96,7 @@ class Config:
 
     @property
     def method_settings(self) -> dict[str, Any]:
-        """What the method is made with, but for the model."""
+        """The settings that the method is made with."""
         settings = dict(self.settings)
         if self._has_budget:
             settings["steps"] = self.training.steps
@@ -133,16 +133,16 @@ class Config:
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file, with `key=value` overrides (dotted keys for tables).
 
-    `start` and teachers are relative to the file's folder; overrides of them, to the current one.
+    `start` and teachers are relative to the file's folder; in overrides, to the current folder.
     """
     try:
         table = tomllib.loads(read_bytes(path).decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # of syntax, of UTF-8, a number of 5,000 digits
+    except (ValueError, RecursionError) as error:  # syntax, UTF-8, a number of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     _anchor(table, path.parent)
     for override in overrides:
         _override(table, override)
-    _anchor(table, Path())  # what is absolute already stays as it is
+    _anchor(table, Path())  # absolute paths stay as they are
     return make_config(table)
 
 
@@ -156,7 +156,7 @@ def _anchor(table: dict[str, Any], folder: Path) -> None:
 
 
 def make_config(table: Mapping[str, Any]) -> Config:
-    """The configuration that a table means; raises one error with all that is wrong in it."""
+    """The configuration in a table; raises one error that lists all mistakes."""
     mistakes: list[str] = []
     values = _checked(Config, table, "", mistakes)
     values["training"] = Training(
@@ -190,7 +190,7 @@ def to_toml(config: Config) -> str:
 
 
 def _filled(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not set and tables with nothing in them; TOML has no null."""
+    """A table without unset entries and empty tables, because TOML has no null."""
     found = {k: _filled(v) if isinstance(v, Mapping) else v for k, v in table.items()}
     return {key: value for key, value in found.items() if value is not None and value != {}}
 
@@ -212,7 +212,7 @@ _TABLES = (Training, Optimization, Distillation)
 
 
 def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[str, Any]:
-    """The entries of a table that fit the fields of a dataclass; the others become mistakes."""
+    """The entries of a table that fit the fields of a dataclass; others are added to `mistakes`."""
     if not isinstance(table, Mapping):
         mistakes.append(f"{prefix.rstrip('.')} must be a table, found {table!r}")
         return {}
@@ -315,7 +315,7 @@ def _method_mistakes(name: Any, settings: Any, steps: int | None) -> Iterable[st
         yield f"unknown method {name!r}{nearest(name, METHODS)}"
         return
     known = {f.name for f in settings_of(METHODS[name])}
-    allowed = known - {"steps"}  # which [training] tells
+    allowed = known - {"steps"}  # which belongs to [training]
     for key in settings:
         if key == "steps" and key in known:
             yield "steps belongs to [training], not to [settings]"
@@ -353,7 +353,7 @@ def _keywords(kind: type) -> set[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like this one, or at all of them."""
+    """A hint: the most similar known name, or all of them."""
     choices = sorted(known)
     listed = f"known are {', '.join(choices)}" if choices else "there are none"
     return f"; {did_you_mean(name, choices) or listed}"

@@ -1,12 +1,12 @@
-"""Softened labels: what trained networks think of each training example, beside its own label.
+"""Distillation: soft labels from trained networks.
 
 Takes     trained networks, examples and labels.
-Gives     a probability of each class for each example, which `cross_entropy` takes as it takes
-          labels; the training loop stays as it is.
+Gives     class probabilities for each example, which `cross_entropy` accepts in place of labels;
+          the training loop stays as it is.
 Unaware   of methods, files and configurations.
 
-A network that is small enough to be tied to a few values overfits the bare labels all the same;
-the probabilities tell it which examples are hard and which classes look alike.
+Even a network of a few shared values overfits hard labels. Soft labels tell it which examples are
+hard and which classes are similar.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def soft_labels(
     temperature: float,
     weight: float,
 ) -> Tensor:
-    """(1 - weight) · the label + weight · the teachers' mean probabilities at a temperature.
+    """(1 - weight) · one-hot label + weight · the teachers' mean probabilities at a temperature.
 
     Probabilities p at temperature T are proportional to p^(1/T).
     """

@@ -1,8 +1,8 @@
-"""The folder of a run: locked before anything in it is looked at, let alone changed.
+"""The folder of a run, which is locked before anything in it is read or changed.
 
 Takes     a folder and a configuration.
-Gives     a claim: the folder is this run's own, new or gone on with; or one sentence why not.
-Unaware   of what the files hold, but for config.toml, which says whose folder it is.
+Gives     a claim: the folder belongs to this run, new or resumed; or an error that says why not.
+Unaware   of what the files hold, except for config.toml, which says whose folder it is.
 """
 
 import os
@@ -35,12 +35,12 @@ _FILES = (
 
 
 class Claim:
-    """A locked folder that is this run's own or nobody's; `names` are the files it goes on from."""
+    """A locked folder of this run, or a new one; `names` are the files that it resumes from."""
 
     def __init__(self, folder: Path, config: Config, *, resume: bool, force: bool) -> None:
         self.folder = folder
         self._text = config_text(folder, config)
-        self.began = False  # and did not go on
+        self.began = False  # True for a new run, False for a resumed one
         found = _names(folder)
         self.names = found
         if force:
@@ -50,12 +50,12 @@ class Claim:
             _check_same(folder, self._text)
         elif found and not (resume and found == _litter(found)):
             raise ConfigError(
-                f"{folder} is there already; add --resume to go on in it, --force to delete what "
+                f"{folder} already exists; add --resume to continue in it, --force to delete what "
                 "a run has written there, or choose another --out"
             )
 
     def take(self) -> None:
-        """Make the folder this run's own: clear it of what is not gone on from."""
+        """Make the folder this run's own: delete the files that it does not resume from."""
         found = _names(self.folder)
         remove(self.folder, _litter(found))  # left by a kill inside a write
         if "config.toml" not in self.names:
@@ -64,7 +64,7 @@ class Claim:
             write_atomically(self.folder / "config.toml", self._text.encode())
 
     def drop(self) -> None:
-        """After a failure: what was begun here and is not worth keeping goes again."""
+        """After a failure: delete the files of a new run, unless it has something worth keeping."""
         names = _names(self.folder)
         if self.began and names - _litter(names) <= {"config.toml", "metrics.jsonl"}:
             remove(self.folder, names)
@@ -72,9 +72,9 @@ class Claim:
 
 @contextmanager
 def claimed(folder: Path, config: Config, *, resume: bool, force: bool) -> Iterator[Claim]:
-    """The folder, locked before anything in it is looked at, let alone changed.
+    """The folder, locked before anything in it is read or changed.
 
-    If the run fails before it has anything worth keeping, what it has made is removed again.
+    If the run fails before it has anything worth keeping, what it has written is deleted.
     """
     with _locked(folder, make=not resume) as made:
         claim = None
@@ -92,9 +92,9 @@ def claimed(folder: Path, config: Config, *, resume: bool, force: bool) -> Itera
 
 @contextmanager
 def _locked(folder: Path, *, make: bool) -> Iterator[bool]:
-    """Nobody else runs in this folder meanwhile; the lock goes with the process.
+    """Lock the folder against other runs; the lock ends with the process.
 
-    Gives whether the folder was made here. Without `make` it must be there.
+    Gives whether the folder was created here. Without `make` it must exist.
     """
     for _ in range(100):
         made = make and _make(folder)
@@ -103,7 +103,7 @@ def _locked(folder: Path, *, make: bool) -> Iterator[bool]:
             break
         if not make:
             raise ConfigError(
-                f"{folder} is not there, so there is nothing to resume; leave out --resume to begin"
+                f"{folder} does not exist, so there is nothing to resume; start without --resume"
             )
     else:
         raise ReefknotError(f"{folder} could not be made")
@@ -125,9 +125,9 @@ def _make(folder: Path) -> bool:
 
 
 def _lock(folder: Path) -> int | None:
-    """A handle that holds the lock, or None if the folder is not there, or not any more.
+    """A handle that holds the lock, or None if the folder does not exist.
 
-    It may have been removed meanwhile by a run that failed in it.
+    A run that failed in it may have removed it in the meantime.
     """
     try:
         if not stat.S_ISDIR(folder.stat().st_mode):
@@ -155,7 +155,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _check_only_ours(folder: Path) -> None:
-    """Refuse to clear a folder that holds what no run has written."""
+    """Refuse to clear a folder that contains files that no run has written."""
     names = _names(folder)
     strangers = names - _litter(names) - {*_FILES, "baseline"}
     if strangers:
@@ -191,7 +191,7 @@ def _litter(names: set[str]) -> set[str]:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Delete these files, as far as they are there."""
+    """Delete these files if they exist."""
     for name in names:
         try:
             (folder / name).unlink(missing_ok=True)
@@ -207,17 +207,17 @@ def _check_same(folder: Path, text: str) -> None:
         before = _entries(tomllib.loads(read_bytes(kept).decode()))
     except UnicodeDecodeError as error:
         raise FormatError(
-            f"{kept} is damaged: it is not UTF-8 (byte {error.start}); add --force to begin anew"
+            f"{kept} is damaged: it is not UTF-8 (byte {error.start}); add --force to start over"
         ) from error
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            f"{kept} is damaged: it is not valid TOML ({error}); add --force to begin anew"
+            f"{kept} is damaged: it is not valid TOML ({error}); add --force to start over"
         ) from error
     changed = sorted(before ^ _entries(tomllib.loads(text)))
     if changed:
         raise ConfigError(
-            f"{folder} was begun with another configuration (differing: {'; '.join(changed)}); "
-            "resume with the same one, add --force to begin anew, or choose another --out"
+            f"{folder} was started with another configuration (differing: {'; '.join(changed)}); "
+            "resume with the same one, add --force to start over, or choose another --out"
         )
 
 
@@ -231,7 +231,7 @@ def _entries(table: Mapping[str, Any], prefix: str = "") -> set[str]:
 
 
 def config_text(folder: Path, config: Config) -> str:
-    """The configuration as a folder keeps it: paths are relative, so that it can be moved."""
+    """The configuration as stored in a folder: paths are relative, so that it can be moved."""
     start = None if config.start is None else os.path.relpath(config.start, folder)
     teachers = [os.path.relpath(path, folder) for path in config.distillation.teachers]
     distillation = replace(config.distillation, teachers=teachers)

@@ -1,4 +1,4 @@
-"""metrics.jsonl, and what else a run must remember about its past.
+"""metrics.jsonl, and what else a run must remember across interruptions.
 
 Takes     losses, and what was measured at a step.
 Gives     a row for each measurement, appended to the file and kept for the checkpoint.
@@ -22,10 +22,10 @@ from reefknot.runs.record import Record
 
 
 class Journal:
-    """metrics.jsonl and what else a run must remember about its past.
+    """metrics.jsonl and what else a run must remember across interruptions.
 
-    A checkpoint holds the rows as well: whatever happened to the file meanwhile, a resumed run has
-    all of them, and none twice.
+    A checkpoint holds the rows as well, so that a resumed run has each of them exactly once,
+    whatever happened to the file meanwhile.
     """
 
     def __init__(self, folder: Path, saved: dict[str, Any] | None) -> None:
@@ -57,15 +57,15 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Time spent, over all parts of an interrupted run."""
+        """The time spent, including what was spent before interruptions."""
         return self._seconds_before + time.monotonic() - self._began
 
     def add_loss(self, loss: float) -> None:
-        """Count the data loss of one step."""
+        """Add the data loss of one step to the mean."""
         self._loss, self._count = self._loss + loss, self._count + 1
 
     def measure(self, step: int, *, lr: float, val_error: float, stats: dict[str, Any]) -> Record:
-        """Write one row: the mean data loss since the last one, and how things stand."""
+        """Write one row: the mean data loss since the last row, and the current measurements."""
         row = {
             **stats,
             "step": step,
@@ -85,7 +85,7 @@ class Journal:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the journal."""
+        """What a checkpoint saves of the journal."""
         return {
             "notes": dict(self.notes),
             "loss": self._loss,

@@ -1,4 +1,4 @@
-"""The parts of a run: what trains, on what; made from a configuration, saved, and restored.
+"""The parts of a run: model, method, optimizer and data; made, saved, and restored.
 
 Takes     a `Config`, or a checkpoint of parts like these.
 Gives     `Parts`: model, method, optimizer, data and labels, which fit each other.
@@ -34,19 +34,19 @@ from reefknot.zoo import DATASETS, NETWORKS, Data, Split, as_data, resolve
 
 @dataclass
 class Parts:
-    """All that a checkpoint must hold, and the data."""
+    """Everything that a checkpoint must hold, and the data."""
 
     model: nn.Module
     method: Method
     optimizer: Optimizer
     data: Data
-    labels: Tensor  # that the model learns: those of the data, or softened ones
-    relabel: Relabel | None  # softens them batch by batch, where no image is seen twice
+    labels: Tensor  # the training labels: those of the data, or soft ones
+    relabel: Relabel | None  # makes soft labels for each batch, if inputs are augmented
 
 
 def build(config: Config) -> Parts:
-    """All that the configuration names, with random weights or those of the parent."""
-    torch.manual_seed(config.seed)  # data that is drawn must be the same after a resume
+    """Make everything that the configuration names, with random weights or the parent's."""
+    torch.manual_seed(config.seed)  # random data must be the same after a resume
     make_data, make_model = _resolved(config)
     with blamed_on(f"the data {config.data!r}"):
         made = make_data()
@@ -88,7 +88,7 @@ def build(config: Config) -> Parts:
 
 
 def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The functions that make data and model, or all that is wrong with their names."""
+    """The functions that make data and model; one error lists all mistakes in their names."""
     found: list[Callable[[], Any]] = []
     mistakes: list[str] = []
     for reference, known, kind in (
@@ -105,7 +105,7 @@ def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 def _check_network(config: Config, model: nn.Module, data: Data) -> None:
-    """Refuse a network that does not classify these examples, before training finds out."""
+    """Refuse a network that cannot classify these examples, before training starts."""
     some = data.validation.inputs[:2]
     least = 1 + max(int(part.labels.max()) for part in _looked_at(config, data))
     for inputs in (some, *_resized(config, some)):
@@ -139,7 +139,7 @@ def _resized(config: Config, inputs: Tensor) -> Iterator[Tensor]:
 
 
 def _looked_at(config: Config, data: Data) -> Iterator[Split]:
-    """The parts of the data that this run may look at."""
+    """The splits of the data that this run may use."""
     yield from (data.train, data.validation)
     if data.test is not None and config.evaluate_test:
         yield data.test
@@ -170,7 +170,7 @@ _SAVED = {
 
 
 def save(path: Path, step: int, parts: Parts, journal: Journal) -> None:
-    """Write all that decides the steps to come."""
+    """Write everything that the steps to come depend on."""
     write_checkpoint(
         path,
         {
@@ -178,7 +178,7 @@ def save(path: Path, step: int, parts: Parts, journal: Journal) -> None:
             "threads": torch.get_num_threads(),
             "model": dict(parts.model.state_dict()),
             "method": parts.method.state_dict(),
-            # Its groups are the configuration's.
+            # Parameter groups come from the configuration.
             "optimizer": parts.optimizer.state_dict()["state"],
             "random": torch.get_rng_state(),
             "journal": journal.state_dict(),
@@ -187,7 +187,7 @@ def save(path: Path, step: int, parts: Parts, journal: Journal) -> None:
 
 
 def read_saved(path: Path, plan: Plan) -> dict[str, Any]:
-    """What `save` has written, with all that does not need the network checked."""
+    """What `save` has written; everything that needs no network is checked."""
     saved = read_checkpoint(path)
     for mistake in _saved_mistakes(saved, plan):
         raise FormatError(f"{path} does not fit this run: {mistake}")
@@ -215,7 +215,7 @@ def _saved_mistakes(saved: Any, plan: Plan) -> Iterator[str]:
 
 
 def restore(path: Path, saved: dict[str, Any], parts: Parts) -> None:
-    """Bring model, method, optimizer and random state to where they were saved."""
+    """Restore model, method, optimizer and random state."""
     for mistake in _misfits(saved, parts):
         raise FormatError(f"{path} does not fit this run: {mistake}")
     groups = parts.optimizer.state_dict()["param_groups"]
@@ -224,20 +224,20 @@ def restore(path: Path, saved: dict[str, Any], parts: Parts) -> None:
         parts.method.load_state_dict(saved["method"])
         parts.optimizer.load_state_dict({"state": saved["optimizer"], "param_groups": groups})
         torch.set_rng_state(saved["random"])
-    except (ReefknotError, RuntimeError) as error:  # the latter of a random state
+    except (ReefknotError, RuntimeError) as error:  # RuntimeError: set_rng_state
         reason = " ".join(str(error).split())
         raise FormatError(f"{path} does not fit this run: {reason}") from error
 
 
 def _misfits(saved: dict[str, Any], parts: Parts) -> Iterator[str]:
-    """Where model and optimizer have other tensors than were saved."""
+    """Where the tensors of model and optimizer differ from the saved ones."""
     yield from unlike(saved["model"], dict(parts.model.state_dict()), "the model")
     for name, _ in parts.model.named_parameters():
         if name in saved["model"] and not bool(saved["model"][name].isfinite().all()):
             yield f"{name!r} is not finite"
     found, expected = saved["optimizer"], _stepped_state(parts.optimizer)
     for key in found.keys() ^ expected.keys():
-        # A parameter without a gradient has no state, unless the optimizer made it at first.
+        # A parameter without a gradient has no state, unless the optimizer makes it at once.
         if key in found or key in parts.optimizer.state_dict()["state"]:
             yield f"the optimizer has {'an unknown' if key in found else 'no'} parameter {key!r}"
     for key in found:

@@ -1,7 +1,7 @@
-"""record.json: what a run has given, as one flat table.
+"""record.json: the results of a run as one flat table.
 
 Takes     the record as a dict.
-Gives     the file, or the dict that a file holds; and the versions of all that took part.
+Gives     the file, or the dict that a file holds; and the versions of the software involved.
 """
 
 import json
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write it, whole or not at all."""
+    """Write the record atomically."""
     write_atomically(folder / "record.json", (json.dumps(record, indent=2) + "\n").encode())
 
 
@@ -35,6 +35,6 @@ def read_record(folder: Path) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of this package and of what the results depend on."""
+    """The versions of Python, of this package, and of the libraries that results depend on."""
     others = {name: version(name) for name in ("torch", "numpy", "numba")}
     return {"python": platform.python_version(), "reefknot": __version__} | others

@@ -1,8 +1,8 @@
-"""One run: from a configuration to a folder with the file, the record and how it came about.
+"""One run: from a configuration to a folder with the file, its record and its metrics.
 
 Takes     a `Config` and a folder.
 Gives     config.toml, metrics.jsonl, model.reef, record.json, report.html in the folder, and
-          checkpoint.safetensors, from which a killed run goes on bit for bit. In baseline/, if
+          checkpoint.safetensors, from which a killed run resumes bit for bit. In baseline/, if
           asked for, a run of the same network without compression.
 Unaware   of which method it runs and of how progress is shown.
 """
@@ -36,7 +36,7 @@ from reefknot.state import TiedState
 
 
 class Display(Protocol):
-    """Where progress is shown: told of every step, and of every measurement."""
+    """A display of progress: it is told about every step and every measurement."""
 
     def stepped(self, progress: Progress) -> None: ...  # noqa: D102
     def measured(self, row: Record) -> None: ...  # noqa: D102
@@ -61,12 +61,12 @@ def run(
 
     Args:
         config: what to train, and how.
-        folder: a new or empty one.
-        resume: go on in the folder of a run that was begun with this configuration.
-        force: begin anew in the folder of another run, whose files are deleted.
-        baseline: train the same network without compression as well, in the sub-folder baseline/,
-            and record its errors. Once begun, it also goes on with every `resume`.
-        display: is told of every step.
+        folder: a new or empty folder.
+        resume: continue a run that was started in the folder with this configuration.
+        force: start over in the folder of another run, whose files are deleted.
+        baseline: also train the same network without compression, in the sub-folder baseline/, and
+            record its errors. Once started, every `resume` continues it too.
+        display: shows progress.
     """
     if baseline:
         _check_baseline(config)
@@ -80,13 +80,13 @@ def run(
             saved = read_saved(folder / "checkpoint.safetensors", config.plan)
         threads = saved["threads"] if saved else config.training.threads
         if threads:
-            torch.set_num_threads(threads)  # the order of sums, and so the bits, depend on it
+            torch.set_num_threads(threads)  # decides the order of sums, and so the exact bits
         parts = build(config)
         compared = _parent_errors(config, parts)
         if saved:
             restore(folder / "checkpoint.safetensors", saved, parts)
-        parts.method.attach(parts.optimizer)  # which refuses a size that cannot be had
-        claim.take()  # only now: a mistake found so far changes nothing
+        parts.method.attach(parts.optimizer)  # refuses a target size that cannot be met
+        claim.take()  # only now, so that mistakes found above change nothing on disk
         if baseline:
             compared = _trained_baseline(config, folder, display)
         journal = Journal(folder, saved["journal"] if saved else None)
@@ -95,7 +95,7 @@ def run(
 
 
 def _finished(config: Config, folder: Path, baseline: bool, display: Display | None) -> Record:
-    """The record of a run that is done, with what a kill or a later wish has left to do."""
+    """The record of a finished run, after adding a missing baseline or report."""
     record = read_record(folder)
     renewed = baseline and record.get("dense_val_error") is None
     if renewed:
@@ -111,7 +111,7 @@ def _finished(config: Config, folder: Path, baseline: bool, display: Display | N
 
 
 def _parent_errors(config: Config, parts: Parts) -> dict[str, float | None]:
-    """Errors of the network that the run starts from, if it is a trained one."""
+    """The errors of the trained network that the run starts from, if there is one."""
     if config.start is None:
         return {"dense_test_error": None, "dense_val_error": None}
     return {
@@ -139,7 +139,7 @@ def _check_baseline(config: Config) -> None:
 def _trained_baseline(
     config: Config, folder: Path, display: Display | None
 ) -> dict[str, float | None]:
-    """Run the same configuration without compression; what is random here stays as it was."""
+    """Run the same configuration without compression; the random state here is preserved."""
     plain = replace(config, method=BASELINE, settings={})
     place, threads = folder / "baseline", torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
@@ -158,7 +158,7 @@ def _train(
     step: int,
     display: Display | None,
 ) -> TiedState:
-    """Train from `step` completed steps on."""
+    """Train, continuing after `step` completed steps."""
     model, method, optimizer, data = parts.model, parts.method, parts.optimizer, parts.data
     plan, training = config.plan, config.training
     batches = Batches(
@@ -203,7 +203,7 @@ def _train(
                         )
                         if display:
                             display.measured(row)
-                    last = progress.step == plan.steps  # the disk may be full for the results
+                    last = progress.step == plan.steps  # in case writing the results fails
                     if last or progress.step % training.checkpoint_every == 0:
                         checkpoint(progress.step)
                 if display:
@@ -211,7 +211,7 @@ def _train(
                 if stop.is_set() and progress.event == "step":
                     checkpoint(progress.step)
                     raise InterruptedRunError(
-                        f"stopped after step {progress.step:,}; add --resume to go on"
+                        f"stopped after step {progress.step:,}; add --resume to continue"
                     )
     except DivergedError as error:
         where = f"step {last_saved:,} in {journal.folder}" if last_saved else "none"
@@ -224,7 +224,7 @@ def _train(
 
 @contextmanager
 def _stop_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a polite kill sets, so that the run stops between two steps."""
+    """An event that SIGINT or SIGTERM sets, so that the run stops between two steps."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -249,7 +249,7 @@ def _conclude(
     state: TiedState,
     compared: dict[str, float | None],
 ) -> Record:
-    """Write the file, read it back, measure what was read, and record it."""
+    """Write the file, read it back, evaluate what was read, and write the record."""
     folder, data = journal.folder, parts.data
     content = encode(state)
     back = decode(content, max_bytes=2 * state.original_bytes + (1 << 20))

@@ -1,15 +1,14 @@
-"""The one training loop.
+"""The training loop.
 
 Takes     a model, a method attached to its optimizer, batches, and a plan: how many steps, at which
           learning rates.
-Gives     a generator that pauses after every step and around each change of phase, so that whoever
-          drives it can measure, save or stop there.
-Paper     section 3: soft tying for a budget of steps, then hard tying.
+Gives     a generator that yields after every step and around each change of phase, so that the
+          caller can evaluate, save or stop there.
+Paper     section 3: soft tying for a number of steps, then hard tying.
 Unaware   of which method it runs, of files and of progress bars.
 
-Everything that decides a step is a function of the step's number (the batch, the learning rate) or
-is held by the model, the optimizer, the method and torch's random state; saving those four saves
-it all.
+A step depends on its number (which gives the batch and the learning rate) and on the states of
+model, optimizer, method and torch's random generator. So saving those four is enough to resume.
 """
 
 import copy
@@ -35,8 +34,8 @@ log = logging.getLogger("reefknot")
 
 Decay = Literal["constant", "linear", "cosine", "phases"]
 
-# In nats: a network that knows nothing has ln(classes). Beyond this one it learns nothing any more,
-# even if every number is still finite.
+# In nats, where chance level is ln(classes). Beyond this limit training has diverged, even if every
+# number is still finite.
 MAX_LOSS = 1e6
 
 
@@ -45,7 +44,7 @@ class Plan:
     """How many steps there are, and the learning rate at each.
 
     After `soft_steps` the method is hardened; None leaves that to its own phases. The learning rate
-    decays in the soft and in the hard part anew; with "phases" it is the method's schedule.
+    decays separately in the soft and the hard part; with "phases" it is the method's schedule.
     """
 
     steps: int
@@ -55,7 +54,7 @@ class Plan:
     decay: Decay = "constant"
 
     def lr_at(self, step: int, method: Method) -> float:
-        """The learning rate for the step that follows `step` completed ones."""
+        """The learning rate after `step` completed steps."""
         if self.decay == "phases":
             return self.lr * method.lr_factor(step)
         soft_steps = self.steps if self.soft_steps is None else self.soft_steps
@@ -71,10 +70,10 @@ class Plan:
 
 
 class Progress(NamedTuple):
-    """Where training stands: completed steps, and data loss and learning rate of the last one.
+    """The state of training: completed steps, and data loss and learning rate of the last one.
 
-    `event` is "step" after a step, "leaving" before a phase is left, "entered" in the next one;
-    `phase` is what the method calls the phase.
+    `event` is "step" after a step, "leaving" before a phase ends, "entered" after the next begins;
+    `phase` is the method's name of the phase.
     """
 
     event: Literal["step", "leaving", "entered"]
@@ -94,13 +93,13 @@ def train(
     step: int = 0,
     shrink: bool = False,
 ) -> Iterator[Progress]:
-    """Train from `step` completed steps on; the method ends hardened.
+    """Train, continuing after `step` completed steps, until the method is hardened.
 
-    With `shrink`, what zeros that are fixed have made dead is not computed any more.
+    With `shrink`, units that are dead because of fixed zeros are not computed.
     """
     loss = lr = math.nan
     phase = method.stats()["phase"]
-    method.advances = False  # so that whoever drives this can look in between
+    method.advances = False  # so that the caller can evaluate between phases
     model.train()
     network = _narrowed(model, method, batches) if shrink else model
     while True:
@@ -126,7 +125,7 @@ def train(
             objective = cross_entropy(network(inputs), labels)
             objective.backward()
         loss = objective.item()
-        if not loss <= MAX_LOSS:  # nor is NaN
+        if not loss <= MAX_LOSS:  # true for NaN, too
             raise DivergedError(f"the loss is {loss:.3g} at step {step + 1:,}")
         try:
             optimizer.step()
@@ -137,7 +136,7 @@ def train(
 
 
 def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[Tensor], Tensor]:
-    """The model, or where its zeros are fixed, what they leave of it."""
+    """The model, or if zeros are fixed, the model without its dead units."""
     fixed = method.fixed_zeros()
     if not fixed:
         return model
@@ -149,7 +148,7 @@ def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[T
 
 @contextmanager
 def blamed_on(what: str) -> Iterator[None]:
-    """Around a user's own code: what it raises becomes the cause of one sentence."""
+    """Around a user's own code: turn what it raises into a one-sentence error."""
     try:
         yield
     except ReefknotError:
@@ -162,9 +161,9 @@ def blamed_on(what: str) -> Iterator[None]:
 def error_percent(
     model: nn.Module, inputs: Tensor, labels: Tensor, *, exact: bool = False
 ) -> float:
-    """How many of the examples the model gets wrong, in percent.
+    """The error rate of the model on these examples, in percent.
 
-    With `exact` in float64, so that the count is the same on every machine.
+    With `exact` it is computed in float64, so that the count is the same on every machine.
     """
     wrong = 0
     with torch.no_grad(), blamed_on("evaluating the network"):

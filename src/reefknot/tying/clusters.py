@@ -1,10 +1,10 @@
-"""Tensors that share one codebook: where they lie, and which cluster each weight is in.
+"""Tensors that share one codebook: their memory, and which cluster each weight is in.
 
 Takes     named parameters and how many values they may share.
-Gives     centers (mu), assignment (C) and counts, which follow the parameters wherever they are
-          moved; what is read off them; and their saved state.
+Gives     centers (mu), assignment (C) and counts, which follow the parameters when these are moved;
+          statistics of the clusters; and their saved state.
 Paper     section 3.1, equation 1.
-Unaware   of what moves a weight to its center, of optimizers and of methods.
+Unaware   of how weights come to their centers, of optimizers and of methods.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,45 +43,45 @@ class Clusters:
     ) -> None:
         self.name = name
         self.members: dict[str, Tensor] = dict(members)
-        self.num_clusters = num_clusters  # which may become another, up to `most_clusters`
+        self.num_clusters = num_clusters  # may change if `most_clusters` is given, up to that
         self.most_clusters = most_clusters or num_clusters
         self._may_change = most_clusters is not None
         self.distance: Distance = distance
         self.sparse = sparse
         self._centers = np.zeros(0)
-        self._stale = False  # the weights have moved since the centers were their means
+        self._stale = False  # whether the centers must be computed again
         self._ready: ops.Tensors | None = None  # see `_tensors`
         self._shapes = {name: parameter.shape for name, parameter in self.members.items()}
         self._layouts: dict[str, ops.Layout] = {}  # as last seen; see `follow`
-        self._counts: np.ndarray | None = np.zeros(0, np.int64)  # None: to be counted
+        self._counts: np.ndarray | None = np.zeros(0, np.int64)  # None: must be counted again
         self.zero_cluster: int | None = None
         self._zeros_stay = True  # blocks of zeros can be skipped
         self.assignments: dict[str, Tensor] = {}
 
     @property
     def num_weights(self) -> int:
-        """Elements of all members."""
+        """The number of elements of all members."""
         return sum(parameter.numel() for parameter in self.members.values())
 
     @property
     def dtype(self) -> torch.dtype:
-        """The one type that all members have."""
+        """The dtype of all members."""
         return next(iter(self.members.values())).dtype
 
     def weights(self) -> np.ndarray:
-        """A copy of all weights, members in turn."""
+        """A copy of all weights, member after member."""
         return self._gather()
 
     def magnitudes(self) -> np.ndarray:
-        """|w| of all weights, members in turn."""
+        """|w| of all weights, member after member."""
         return np.abs(self._gather())
 
     def follow(self, *names: str) -> None:
-        """Notice members (all, or these) that lie elsewhere now; refuse what cannot be followed.
+        """Notice members (all, or these) with another memory layout; refuse what is not supported.
 
-        A member may be moved, converted with all others, or laid out anew; its assignment then
-        goes along. This is the one place that looks, and whatever reads or writes the memory of a
-        member comes by here first.
+        A member may be moved, converted together with all others, or given other strides; its
+        assignment is moved along. Everything that reads or writes the memory of a member calls this
+        first.
         """
         for name in names or self.members:
             parameter = self.members[name]
@@ -93,7 +93,7 @@ class Clusters:
                 self._layouts[name], self._ready = layout, None
 
     def _check(self) -> None:
-        """Members keep their shapes, fill their memory, and have one type."""
+        """Check that members keep their shapes, are dense in memory, and have one dtype."""
         for name, parameter in self.members.items():
             shape = self._shapes[name]
             if parameter.shape != shape or not ops.fills_its_memory(parameter):
@@ -111,7 +111,7 @@ class Clusters:
                 )
 
     def _gather(self) -> np.ndarray:
-        """A copy of all weights in one row."""
+        """A copy of all weights as one vector."""
         return np.concatenate([piece for piece, _ in self._pieces()])
 
     @property
@@ -138,27 +138,27 @@ class Clusters:
         return self._counts
 
     def clusters(self) -> np.ndarray:
-        """The cluster of each weight, members in turn."""
+        """The cluster of each weight, member after member."""
         return self._gather_assignment()
 
     def give_clusters(self, clusters: np.ndarray) -> None:
-        """Other clusters for all weights, members in turn; centers and weights stay."""
+        """Set the cluster of each weight, member after member; centers and weights stay."""
         self._set(self.centers, clusters)
 
     def assignment(self, name: str) -> Tensor:
-        """A member's assignment, of its layout."""
+        """A member's assignment, in its memory layout."""
         self.follow(name)
         return self.assignments[name]
 
     def alive(self, name: str) -> Tensor:
-        """Where a member is not in the zero cluster."""
+        """A mask: where a member is not in the zero cluster."""
         assignment = self.assignment(name)
         if self.zero_cluster is None:
             return torch.ones_like(assignment, dtype=torch.bool)
         return assignment != self.zero_cluster
 
     def smallest_center(self) -> int:
-        """The zero cluster, or what would become it: the smallest in magnitude with weights."""
+        """The zero cluster, or the one that would become it: the smallest non-empty one."""
         if self.zero_cluster is not None:
             return self.zero_cluster
         magnitude = np.where(self.counts > 0, np.abs(self.centers), np.inf)
@@ -188,7 +188,7 @@ class Clusters:
         return np.sqrt(square / np.maximum(self.counts, 1))
 
     def untied(self) -> Iterator[str]:
-        """Members with a weight that is not its center."""
+        """The names of members with a weight that does not equal its center."""
         for name in self.members:
             tied = (
                 np.array_equal(piece, self.centers[assignment.cpu().numpy()])
@@ -198,7 +198,7 @@ class Clusters:
                 yield name
 
     def worth_of_bits(self) -> np.ndarray:
-        """What each non-zero adds to the sum of squares for each bit of its place; inf at zero."""
+        """The square of each non-zero weight per bit that it costs in the file; inf at zeros."""
         rows = []
         for name in self.members:
             assignment = self.assignment(name)
@@ -218,12 +218,12 @@ class Clusters:
         return state
 
     def forget(self) -> None:
-        """As before the start: no clusters."""
+        """Drop all clusters, as before the start."""
         self.assignments, self.zero_cluster = {}, None
         self._zeros_stay, self._ready = True, None
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Take up where `state_dict` was called; all is checked before any of it is used."""
+        """Restore what `state_dict` saved; everything is checked before any of it is used."""
         centers = saved_tensor(state, "centers", dtype=torch.float64)
         if centers.dim() != 1 or not 1 <= len(centers) <= self.most_clusters:
             raise TyingError(
@@ -250,7 +250,7 @@ class Clusters:
         self._counts = None
 
     def require_zero_cluster(self) -> None:
-        """Refuse a saved state in which no cluster is zero, although one must be by now."""
+        """Refuse a saved state without a zero cluster if its phase must have one."""
         if self.sparse and self.zero_cluster is None:
             raise TyingError(
                 f"the saved state of group {self.name!r} has no zero cluster, and its zeros were "
@@ -258,7 +258,7 @@ class Clusters:
             )
 
     def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
-        """Centers, and the assignment of all members in one row."""
+        """Set the centers, and the assignment of all members from one vector."""
         self._allocate()
         begin = 0
         for name in self.members:
@@ -270,7 +270,7 @@ class Clusters:
         self._counts = None
 
     def _allocate(self) -> None:
-        """Room for the assignment of each member, laid out like its weights."""
+        """Allocate the assignment of each member, in the memory layout of its weights."""
         for name, parameter in self.members.items():
             self.assignments[name] = torch.zeros_like(parameter, dtype=self._index_dtype)
         self._ready = None
@@ -281,12 +281,12 @@ class Clusters:
         return torch.uint8 if narrow else torch.int32
 
     def _pieces(self, *names: str) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Weights, as float32 or float64, and assignments of members, a million at a time."""
+        """Weights (as float32 or float64) and assignments of members, in chunks of a million."""
         self.follow(*names)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         for name in names or self.members:
             weights = ops.flat(self.members[name])
-            # Before the start there is no assignment; nobody looks at this one then.
+            # Before the start there is no assignment; callers ignore this placeholder.
             held = self.assignments[name] if self.assignments else weights
             for begin in range(0, weights.numel(), PIECE):
                 part = slice(begin, begin + PIECE)
@@ -294,7 +294,7 @@ class Clusters:
                 if not np.all(np.isfinite(piece)):
                     raise DivergedError(
                         f"weights of {name!r} are not finite, so they cannot be clustered; lower "
-                        "the rate or the strengths, or start from a sound checkpoint"
+                        "the learning rate or the strengths, or start from a sound checkpoint"
                     )
                 yield piece, ops.flat(held)[part]
 
@@ -302,7 +302,7 @@ class Clusters:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
 
     def _tensors(self) -> ops.Tensors:
-        """The members as the loops want them, made anew when one of them has another layout."""
+        """The members prepared for the compiled loops; prepared again if a layout changes."""
         self.follow()
         if self._ready is None:
             held = []
@@ -316,12 +316,12 @@ class Clusters:
         return self._ready
 
     def _as_held(self, centers: np.ndarray) -> np.ndarray:
-        """As the weights will hold them, so that a cluster that does not move stays as it is."""
+        """The centers rounded to the weights' dtype, so that a cluster at rest does not drift."""
         rounded = torch.from_numpy(centers).to(self.dtype).double().numpy()
         return rounded + 0.0  # -0.0 becomes +0.0
 
     def _medians(self) -> np.ndarray:
-        """The lower median of each cluster, an empty one keeping its center."""
+        """The lower median of each cluster; an empty one keeps its center."""
         weights = self._gather()[np.argsort(self._gather_assignment(), kind="stable")]
         centers, end = self.centers.copy(), 0
         for k, count in enumerate(self.counts):

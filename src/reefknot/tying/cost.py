@@ -1,11 +1,11 @@
-"""What a non-zero weight costs in the file, place by place: roughly, and in closed form.
+"""An estimate of the bits that a non-zero weight costs in the file, for each position.
 
 Takes     which elements of a tensor are not zero.
-Gives     the bits that a non-zero element takes, or would take, in each place.
+Gives     the bits that a non-zero element costs, or would cost, in each position.
 Unaware   of the coder, whose contexts (how full the row and the column are) it imitates.
 
-A weight in a row and a column that are full of others is cheap, a lonely one is expensive, and a
-row or column without any is nearly free. So a price on these bits empties rows and columns.
+A weight in a full row and column is cheap, an isolated one is expensive, and an empty row or column
+is nearly free. So a price on these bits empties rows and columns.
 """
 
 import math
@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 VALUE_BITS = 3.0  # for sign and magnitude
-_PRIOR = 4.0  # elements of average density that each row and column is thought to have besides
+_PRIOR = 4.0  # pseudo-counts: elements of average density added to each row and column
 
 
 def nonzero_bits(alive: Tensor) -> Tensor:
-    """The bits of a non-zero in each place of a tensor, of its shape.
+    """The bits of a non-zero in each position of a tensor, in its shape.
 
-    The odds of row and column are multiplied and divided by those of the tensor. The first
-    dimension makes the rows, as in the file; a tensor of one dimension is one row.
+    The odds of a non-zero are those of its row times those of its column, divided by those of the
+    tensor. The first dimension is the rows, as in the file; a vector is one row.
     """
     matrix = alive.reshape(len(alive), -1) if alive.ndim > 1 else alive.reshape(1, -1)
     matrix = matrix.to(torch.float32)

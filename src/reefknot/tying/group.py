@@ -1,8 +1,8 @@
 """A group of tensors that share one codebook, and what tying does to it.
 
 Takes     named parameters and how many values they may share.
-Gives     the steps of the paper: first clusters, k-means, the pull to the centers, zeros that stay,
-          weights that are tied.
+Gives     the operations of the paper: first clusters, k-means, the pull to the centers, fixed
+          zeros, hard tying.
 Paper     section 3.1 (soft tying), section 3.2 (hard tying), equation 1.
 Unaware   of optimizers, of step counts, and of which method calls it.
 """
@@ -25,16 +25,16 @@ Shared = Literal["mean", "sum"]
 
 
 class Group(Clusters):
-    """Clusters that are found, followed, pulled to and tied.
+    """Clusters with the operations of soft and hard tying.
 
     An empty cluster keeps its center until the next refit, which moves it to where it helps most.
-    No L1 penalty pulls a group to zero that is not `sparse`, whatever the others do.
+    A group that is not `sparse` gets no L1 penalty.
     """
 
     # -- clustering -------------------------------------------------------------------------
 
     def start(self, how: Start) -> None:
-        """First centers: evenly over the range of the weights (the paper), or k-means on them."""
+        """First centers: evenly over the range of the weights (as in the paper), or by k-means."""
         if how == "kmeans":
             self._fit(None)
             return
@@ -49,9 +49,9 @@ class Group(Clusters):
         self._counts = None
 
     def start_sparse(self, how: Start) -> None:
-        """Zeros get a cluster of their own at exactly 0, k-means on the others the rest.
+        """Put zeros into a cluster at exactly 0, and run k-means with K - 1 clusters on the rest.
 
-        The others' centers start evenly over their range, or where k-means finds the optimum.
+        Its centers start evenly over the range of the rest, or at the optimum.
         """
         if not self.sparse:
             self._fit(None)
@@ -62,9 +62,9 @@ class Group(Clusters):
         self._project()
 
     def start_distinct(self) -> None:
-        """A cluster for each value that the weights have, and one at 0; for a given K, k-means.
+        """A cluster for each distinct value, and one at 0; with a fixed K, k-means.
 
-        A group without a zero cluster may have any weights.
+        A group without a zero cluster may have more values than clusters.
         """
         if self._may_change:
             distinct = np.unique(np.concatenate([np.unique(piece) for piece, _ in self._pieces()]))
@@ -79,7 +79,7 @@ class Group(Clusters):
         self.start_sparse("kmeans")
 
     def part_zeros(self, most: float, num_clusters: int) -> None:
-        """Weights up to this magnitude make the zero cluster, and k-means those of the others.
+        """Put weights up to this magnitude into the zero cluster, and run k-means on the others.
 
         The weights themselves stay as they are.
         """
@@ -91,7 +91,7 @@ class Group(Clusters):
         self._part(weights, np.abs(weights) > most, "kmeans")
 
     def _part(self, weights: np.ndarray, alive: np.ndarray, how: Start) -> None:
-        """A cluster at 0 for what is not alive, k-means with K - 1 clusters on the rest."""
+        """Make a cluster at 0 for all but `alive`, and K - 1 clusters by k-means for `alive`."""
         values, wanted = weights[alive], self.num_clusters - 1
         assignment = np.zeros(len(weights), assignment_dtype(self.num_clusters))
         centers, zero = np.zeros(1), 0
@@ -108,9 +108,9 @@ class Group(Clusters):
         self._ready = None
 
     def start_given(self, centers: np.ndarray, assignment: np.ndarray, zero_cluster: int) -> None:
-        """Clusters that were found elsewhere, of which one is exactly 0; ties to them.
+        """Tie to given clusters, of which one is set to exactly 0.
 
-        `assignment` has all weights in one row, members in turn, each in the order of memory.
+        `assignment` is one vector, member after member, each in memory order.
         """
         self._set(centers, assignment)
         self.zero_cluster = zero_cluster
@@ -118,7 +118,7 @@ class Group(Clusters):
         self._project()
 
     def refit(self) -> float:
-        """Full 1-D k-means from the present centers; gives the share of changed assignments.
+        """Run 1-D k-means from the current centers; gives the fraction of changed assignments.
 
         Weights that are fixed at zero stay there, and the other K - 1 centers are for the rest.
         """
@@ -127,9 +127,9 @@ class Group(Clusters):
         return self._fit(self.centers) / self.num_weights
 
     def _fit(self, centers: np.ndarray | None) -> int:
-        """k-means, from these centers if there are some; gives how many assignments changed.
+        """Run k-means, from these centers if given; gives how many assignments changed.
 
-        Where the weights can be reached they are counted in place; otherwise they are copied.
+        Weights that the compiled loops can reach are counted in place; others are copied.
         """
         if not self.assignments:
             self._allocate()
@@ -150,7 +150,7 @@ class Group(Clusters):
         return int(np.count_nonzero(before != copied.assignment))
 
     def _refit_survivors(self) -> int:
-        """As `_fit`, with the zero cluster left as it is."""
+        """Like `_fit`, but the zero cluster keeps its weights."""
         old, before = self.zero_cluster, self._gather_assignment()
         assert old is not None
         alive = before != old
@@ -169,10 +169,10 @@ class Group(Clusters):
         return int(np.count_nonzero(own != found.assignment))
 
     def refresh(self) -> None:
-        """Centers become the means (or medians) of their clusters; the assignment is kept.
+        """Set centers to the means (or medians) of their clusters; the assignment is kept.
 
-        They are computed when they are next looked at, which is right before the weights are
-        pulled: then the weights are read twice in a row.
+        They are computed lazily, right before the pull that uses them, so that two passes over the
+        weights follow each other.
         """
         self._stale = True
 
@@ -181,7 +181,7 @@ class Group(Clusters):
     def add_pull_(
         self, grads: Mapping[str, Tensor], tying_strength: float, l1_strength: float
     ) -> None:
-        """Add the penalties' gradient to the gradients of some members."""
+        """Add the gradient of the penalties to the gradients of some members."""
         ops.add_pull_(
             self._tensors(),
             [grads.get(name) for name in self.members],
@@ -192,7 +192,7 @@ class Group(Clusters):
         )
 
     def fix_zeros(self) -> None:
-        """The weights of the cluster of smallest magnitude become zero, and stay in it."""
+        """Set the weights of the smallest cluster to zero, and keep them there."""
         if not self.sparse:
             return
         self.zero_cluster = self.smallest_center()
@@ -200,7 +200,7 @@ class Group(Clusters):
         self.hold_zeros()
 
     def hold_zeros(self) -> None:
-        """After an optimizer step: what is fixed at zero goes back to it."""
+        """After an optimizer step: set the fixed zeros back to zero."""
         if self.zero_cluster is None:
             return
         for weights, assignment, _ in self._tensors().held:
@@ -208,15 +208,15 @@ class Group(Clusters):
         self._centers[self.zero_cluster] = 0.0
 
     def release_zeros(self) -> None:
-        """Weights may leave the zero cluster again, until hard tying."""
+        """Let weights leave the zero cluster again, until hard tying."""
         self._zeros_stay, self._ready = False, None
 
     def take_clusters(
         self, centers: np.ndarray, places: Mapping[str, Tensor], clusters: Iterable[Tensor]
     ) -> None:
-        """New centers, and for some places of each member new clusters; the weights stay.
+        """Set the centers, and the clusters at these positions of each member; weights stay.
 
-        Places count in the order of memory. The others stay in their clusters.
+        Positions are in memory order. All other weights keep their clusters.
         """
         for (name, where), found in zip(places.items(), clusters, strict=True):
             ops.flat(self.assignment(name)).index_copy_(0, where, found)
@@ -226,7 +226,7 @@ class Group(Clusters):
     # -- hard tying -------------------------------------------------------------------------
 
     def harden(self, *, zero_cluster: bool) -> None:
-        """Each weight to its center; the center of smallest magnitude to exactly 0 if asked."""
+        """Set each weight to its center; with `zero_cluster`, the smallest center to exactly 0."""
         if zero_cluster and self.sparse:
             if self.zero_cluster is None:
                 self.zero_cluster = self.smallest_center()
@@ -235,9 +235,9 @@ class Group(Clusters):
         self._project()
 
     def share_gradients_(self, grads: Mapping[str, Tensor], how: Shared) -> None:
-        """Each of these gradients becomes its cluster's mean, or sum; in the zero cluster, zero.
+        """Replace gradients by their cluster's mean or sum, and by zero in the zero cluster.
 
-        What is below 1e-9 of the largest gradient does not count.
+        Gradients below 1e-9 of the largest one are rounded to zero.
         """
         tensors, copies = self._with_gradients(grads)
         shared = ops.cluster_totals(tensors, len(self.centers))
@@ -255,7 +255,7 @@ class Group(Clusters):
     def _with_gradients(
         self, grads: Mapping[str, Tensor]
     ) -> tuple[ops.Tensors, list[tuple[Tensor, Tensor]]]:
-        """These gradients with their clusters; and which of them are copies, of what."""
+        """These gradients with their clusters; and pairs of gradient and copy, where copied."""
         found, own = [grads.get(name) for name in self.members], self._tensors()
         together = own.on(found)
         if together is not None:
@@ -270,14 +270,14 @@ class Group(Clusters):
         return ops.Tensors(held), copies
 
     def retie(self) -> None:
-        """After an optimizer step: each weight becomes its cluster's mean, zeros stay zero."""
+        """After an optimizer step: set each weight to its cluster's mean; zeros stay zero."""
         self.centers = ops.cluster_means(self._tensors(), self.centers, self.counts)
         if self.zero_cluster is not None:
             self.centers[self.zero_cluster] = 0.0
         self._project()
 
     def move_centers(self, centers: np.ndarray) -> None:
-        """Give the clusters these centers, and move the weights along."""
+        """Set the centers, and the weights with them."""
         self.centers = centers
         self._project()
 

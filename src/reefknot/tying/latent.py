@@ -2,15 +2,15 @@
 
 Takes     a group whose zeros are fixed.
 Gives     weights that are tied whenever the model runs, and may still change their clusters.
-Paper     a step between sections 3.1 and 3.2, ours; gradients go straight through the tying
-          (Bengio, Léonard and Courville 2013).
+Paper     ours, between sections 3.1 and 3.2; the straight-through estimator is that of Bengio,
+          Léonard and Courville (2013).
 Unaware   of optimizers, of step counts, and of which method calls it.
 
-A latent weight goes to the value with the least (distance² + price · bits), zero included. Bits are
-what the value costs in the file, and the place of a non-zero. So frequent values become more
-frequent, and a weight that is not worth its bits becomes zero, until its gradient asks for it
-again. What was fixed at zero before stays there; a cluster that runs empty keeps its center.
-Everything runs in torch, on the weights' own device.
+A latent weight is tied to the value with the least distance² + price · bits, zero included (a
+rate–distortion trade-off). The bits are those of the value and, for a non-zero, of its position. So
+frequent values become more frequent, and a weight that is not worth its bits becomes zero, until
+its gradient moves it away again. Weights fixed at zero before have no latent weight; an empty
+cluster keeps its center. Everything runs in torch, on the weights' own device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,16 +29,16 @@ _CHUNK = 1 << 18  # latent weights that are compared with all centers at once
 
 
 class LatentWeights:
-    """The latent weights behind a group's tied ones; those that are fixed at zero have none.
+    """The latent weights behind a group's tied weights; fixed zeros have none.
 
-    A group without a zero cluster has one behind each of its weights.
+    In a group without a zero cluster, every weight has one.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.zero = group.zero_cluster
-        # Of each member, in the order of memory, where its latent weights are; and the layout in
-        # which that order is meant. Rows hold those of all members, one member after another.
+        # For each member, the positions of its latent weights in memory order, and the layout that
+        # defines this order. `weights`, `clusters` and `_place_bits` hold all members in turn.
         self._places: dict[str, Tensor] = {}
         self._layout: dict[str, _Layout] = {}
         self._of_member: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # places, weights, clusters
@@ -49,7 +49,7 @@ class LatentWeights:
         self.renew_place_bits()
 
     def renew_place_bits(self) -> None:
-        """Count anew what a non-zero costs in each place; which others are zero decides it."""
+        """Estimate again what a non-zero costs in each position, given the current zeros."""
         self._follow_moves()
         if self.zero is None:
             return
@@ -60,7 +60,7 @@ class LatentWeights:
             part.copy_(ops.flat(ops.like(bits, parameter))[self._places[name]])
 
     def put(self) -> None:
-        """Before an optimizer step: the latent weights take their places in the model."""
+        """Before an optimizer step: copy the latent weights into the model."""
         self._follow_moves()
         for name, (places, weights, _) in self._of_member.items():
             ops.flat(self.group.members[name]).index_copy_(0, places, weights)
@@ -81,12 +81,12 @@ class LatentWeights:
                 grad.add_(full)
 
     def take(self) -> None:
-        """After an optimizer step: keep what it has made of them."""
+        """After an optimizer step: copy the latent weights back from the model."""
         for name, (places, weights, _) in self._of_member.items():
             torch.index_select(ops.flat(self.group.members[name]), 0, places, out=weights)
 
     def tie(self, price: float) -> None:
-        """Each weight to the value that suits it, each value to the mean of its weights."""
+        """Assign each latent weight to a value, and set each value to the mean of its weights."""
         centers = self.group.centers
         self._choose(centers, price)
         centers = ops.cluster_means(self._ready, centers, self.counts)
@@ -99,7 +99,7 @@ class LatentWeights:
             ops.flat(self.group.members[name]).zero_().index_copy_(0, places, part)
 
     def _choose(self, centers: np.ndarray, price: float) -> None:
-        """The cluster of each weight: the least distance² + price · bits."""
+        """Choose the cluster of each weight: the least distance² + price · bits."""
         value_price = price * value_bits(self.counts, self.zero)
         if self.zero is not None:
             value_price[self.zero] = np.inf  # zero is compared with the best of the others
@@ -122,12 +122,12 @@ class LatentWeights:
         self.counts = counts.cpu().numpy()
 
     def _values(self, centers: np.ndarray) -> Tensor:
-        """The center of each latent weight, as the weights' type holds it."""
+        """The center of each latent weight, in the weights' dtype."""
         table = torch.from_numpy(centers).to(self.weights.dtype).to(self.weights.device)
         return table.index_select(0, self.clusters.int())
 
     def fixed_zeros(self) -> Iterator[tuple[str, Tensor]]:
-        """Of each member where it has no latent weights."""
+        """A mask for each member: where it has no latent weights."""
         self._follow_moves()
         for name in self.group.members:
             yield name, ~self._full(name)[0]
@@ -135,17 +135,17 @@ class LatentWeights:
     # -- layout and saving ------------------------------------------------------------------
 
     def _split(self, row: Tensor) -> tuple[Tensor, ...]:
-        """A row as one part for each member."""
+        """Split a vector of all members into one part per member."""
         return row.split([len(places) for places in self._places.values()])
 
     def _follow_moves(self) -> None:
-        """Lay everything out anew if a member was moved, converted or given other strides."""
+        """Rebuild everything if a member was moved, converted or given other strides."""
         members = self.group.members
         if any(self._layout[name] != _layout(parameter) for name, parameter in members.items()):
             self._lay_out({name: self._full(name) for name in members})
 
     def _lay_out(self, full: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Take these over, all of their member's shape: alive, weights and place bits."""
+        """Build from masks, weights and position bits, each in its member's shape."""
         rows: list[list[Tensor]] = [[], [], []]
         for name, (alive, weights, bits) in full.items():
             parameter = self.group.members[name]
@@ -167,7 +167,7 @@ class LatentWeights:
         self._count()
 
     def _full(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """The opposite: where there are latent weights, the weights and the bits, 0 elsewhere."""
+        """The inverse of `_lay_out`: mask, weights and bits of a member; 0 elsewhere."""
         number = list(self._places).index(name)
         places, (device, _, stride) = self._places[name], self._layout[name]
         rows = (
@@ -182,7 +182,7 @@ class LatentWeights:
         return full[0], full[1], full[2]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where there are latent weights, what they are, and what a non-zero costs there."""
+        """For each member: the mask of latent weights, the weights, and their position bits."""
         return {
             f"{kind}.{name}": full
             for name in self.group.members
@@ -190,7 +190,7 @@ class LatentWeights:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Take up where `state_dict` was called; the group has its own state already."""
+        """Restore what `state_dict` saved; the group is restored before."""
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         for name, parameter in self.group.members.items():
             types = (torch.bool, parameter.dtype, self._place_bits.dtype)
@@ -210,8 +210,8 @@ def _layout(parameter: Tensor) -> _Layout:
 
 
 def value_bits(counts: np.ndarray, zero: int | None) -> np.ndarray:
-    """The bits of each value among the non-zero ones, by how often it occurs; 0 for zero."""
-    share = counts + 0.5  # an empty cluster may come back
+    """The bits of each value among the non-zero ones, from its frequency; 0 for zero."""
+    share = counts + 0.5  # an empty cluster may get weights again
     if zero is not None:
         share[zero] = 0.0
     share /= max(share.sum(), 0.5)  # zero may be the only value

@@ -1,13 +1,13 @@
 """A mixture of Gaussians as the prior of weights, one component fixed at zero.
 
 Takes     weights, the number of components, and Gamma priors of the components' precisions.
-Gives     -log p and its gradients, piece by piece; and at the end values and an assignment.
-Paper     section 1 names it as prior work: Nowlan and Hinton (1992), Ullrich and others (2017).
+Gives     -log p and its gradients, computed in chunks; and at the end values and an assignment.
+Paper     section 1 names it as prior work: Nowlan and Hinton (1992), Ullrich et al. (2017).
 Unaware   of groups, steps and optimizers.
 
 Component 0 has mean 0 and a fixed weight. The others share the rest: their weights are a softmax
-of `log_weights`. Everything is computed in pieces of `PIECE` weights, so that no tensor with an
-entry for each weight and component ever exists: memory stays that of the weights.
+of `log_weights`. Everything is computed in chunks of `PIECE` weights, so that no tensor with an
+entry for each weight and component is ever allocated.
 """
 
 import math
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-PIECE = 1 << 12  # weights looked at together; with 17 float32 components, a quarter MB
-SMALLEST = -60.0  # shares below exp(-60) are taken for that: denormal numbers are slow
+PIECE = 1 << 12  # weights per chunk; with 17 float32 components, a quarter MB
+SMALLEST = -60.0  # responsibilities are clamped to exp(-60): denormal numbers are slow
 
 
 class Gamma(NamedTuple):
@@ -34,7 +34,7 @@ class Gamma(NamedTuple):
         return (self.rate * log_values.exp() - (self.shape - 1) * log_values - constant).sum()
 
     def slope(self, log_values: Tensor) -> Tensor:
-        """The derivative of -log p(value) by the logarithm of the value."""
+        """The derivative of -log p(value) with respect to the logarithm of the value."""
         return self.rate * log_values.exp() - (self.shape - 1)
 
 
@@ -72,7 +72,7 @@ class Mixture:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is learned, by name."""
+        """The learned parameters by name."""
         return {
             "means": self.means,
             "log_precisions": self.log_precisions,
@@ -97,9 +97,9 @@ class Mixture:
 
     @torch.no_grad()
     def gradients(self, rows: list[Tensor], scale: float) -> tuple[list[Tensor], list[Tensor]]:
-        """Of scale·(-log p of all weights and of the precisions).
+        """The gradients of scale·(-log p of all weights and of the precisions).
 
-        Gives those by each row of weights, and those by means, log-precisions and log-weights.
+        First with respect to each row of weights, then to means, log-precisions and log-weights.
         """
         precisions = self.log_precisions.exp()
         # For each component: the sums of responsibility, of it times distance, times its square.
@@ -129,7 +129,7 @@ class Mixture:
         return [-(precisions * away)[1:], by_precision, by_weight]
 
     def _pieces(self, row: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """For each piece of a row: its place, log p(w, component), and w - mean."""
+        """For each chunk of a row: its slice, log p(w, component), and w - mean."""
         means, logs = self._with_zero()
         halves = self.log_precisions.exp() / 2
         logs = logs + (self.log_precisions - math.log(2 * math.pi)) / 2
@@ -148,14 +148,14 @@ class Mixture:
 
     @torch.no_grad()
     def components(self) -> Components:
-        """All components as they stand, the zero component first."""
+        """The current components, the zero component first."""
         means, logs = self._with_zero()
         found = (means, self.log_precisions.exp(), logs.exp())
         return Components(*(values.double().cpu().numpy() for values in found))
 
 
 def _shares(joint: Tensor) -> Tensor:
-    """How responsible each component is for each weight: a softmax over components."""
+    """The responsibility of each component for each weight: a softmax over components."""
     shares = joint.sub_(joint.amax(0)).clamp_(min=SMALLEST).exp_()
     return shares.div_(shares.sum(0))
 
@@ -169,9 +169,10 @@ def divergence(components: Components, i: int, j: int) -> float:
 
 
 def merged(components: Components, most: int, below: float) -> Components:
-    """Ascending components: at most `most`, and no two that diverge less than `below`.
+    """Merge components until there are at most `most`, and no two diverge less than `below`.
 
-    The two that diverge least are joined, again and again: weight, mean and variance are kept.
+    The two that diverge least are merged, preserving weight, mean and variance, again and again.
+    The result is ascending.
     """
     current = _ascending(components)
     while len(current.means) > 1:
@@ -189,7 +190,7 @@ def _ascending(components: Components) -> Components:
 
 
 def _joined(components: Components, i: int, j: int) -> Components:
-    """Component i takes in component j, which stands after it."""
+    """Merge component j into component i, with i < j."""
     means, precisions, weights = (values[[i, j]] for values in components)
     weight = weights.sum()
     mean = weights @ means / weight
@@ -200,7 +201,7 @@ def _joined(components: Components, i: int, j: int) -> Components:
 
 
 def most_likely(row: Tensor, components: Components) -> np.ndarray:
-    """The component that is most responsible for each weight of a row."""
+    """The component with the highest responsibility for each weight of a row."""
     means, precisions, weights = (torch.from_numpy(v).to(row.device) for v in components)
     logs = (weights.log() + precisions.log() / 2)[:, None]
     found = np.empty(len(row), np.int64)

@@ -1,10 +1,11 @@
-"""What tying does to the tensors of a group: compiled loops on the CPU, torch everywhere else.
+"""The operations of tying on tensors: compiled loops on the CPU, torch everywhere else.
 
 Takes     weight tensors, their assignments of the same layout, and the K centers.
 Gives     changed gradients, changed weights, or exact sums.
 Unaware   of groups, phases and optimizers.
 
-The two ways are twins: the sums are equal bit for bit, the gradients up to the last bit.
+Each has two implementations, compiled and torch: sums are equal bit for bit, gradients up to the
+last bit.
 """
 
 import copy
@@ -26,8 +27,8 @@ from reefknot.tying.threads import torch_team
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
 _SUM_BITS = 62  # int64 sums stay below 2**62
-_TERM_BITS = {torch.float64: 50}  # and each term below 2**50, where float64 holds every integer
-_SHORT_TERM_BITS = 31  # but those of narrower types are int32
+_TERM_BITS = {torch.float64: 50}  # each term stays below 2**50: float64 holds every integer there
+_SHORT_TERM_BITS = 31  # terms of narrower types are int32
 
 Layout = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]  # the address first
 
@@ -48,14 +49,14 @@ def runs_compiled(tensor: Tensor) -> bool:
 
 
 class Tensors:
-    """Weights of one type with their assignments, made ready once for the many steps to come."""
+    """Weights of one dtype with their assignments, prepared once for many steps."""
 
     def __init__(self, held: Sequence[Held]) -> None:
         self.held = list(held)
         self.reached = [runs_compiled(weights) for weights, _, _ in held]  # by compiled loops
         rows = [
             Row(
-                w.numel() if reached else 0,  # the others are left to the twin
+                w.numel() if reached else 0,  # the others are left to torch
                 w.data_ptr(),
                 0,
                 a.data_ptr(),
@@ -90,23 +91,23 @@ class Tensors:
         return self.work.run(loop, numbers, torch.get_num_threads(), **arrays)
 
     def out_of_reach(self) -> list[Held]:
-        """What is left to the twin."""
+        """The tensors that are left to torch."""
         return [held for held, reached in zip(self.held, self.reached, strict=True) if not reached]
 
 
 def layout(tensor: Tensor) -> Layout:
-    """Where a tensor lies and how it is to be read: all that the loops take for granted."""
+    """Address, shape, strides, dtype and device: all that the compiled loops rely on."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def fills_its_memory(tensor: Tensor) -> bool:
-    """Whether each element has a place of its own, and the places are one piece of memory."""
+    """Whether the elements do not overlap and fill one contiguous piece of memory."""
     end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
     return is_dense(tensor) and end <= tensor.untyped_storage().nbytes()
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one piece of memory, in whatever order of dimensions."""
+    """Whether the elements fill one piece of memory, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -117,7 +118,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """All elements in the order of memory, as a view: `reshape` would copy channels_last ones."""
+    """All elements in memory order, as a view (`reshape` would copy channels_last tensors)."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
@@ -172,7 +173,7 @@ def is_alike(grad: Tensor | None, weights: Tensor) -> TypeGuard[Tensor]:
 def _pull(
     w: Tensor, assignment: Tensor, centers: np.ndarray, tying: float, l1: float, to_medians: bool
 ) -> Tensor:
-    """The gradient of the two penalties: the twin of `loops.pull`."""
+    """The gradient of the two penalties: `loops.pull` in torch."""
     away = w - _on(centers, w)[assignment.long()]
     if to_medians:
         away = away.sign()
@@ -182,10 +183,10 @@ def _pull(
 def cluster_sums(
     tensors: Tensors, num_clusters: int, scale: float, limit: float
 ) -> np.ndarray | None:
-    """Sums of the weights per cluster, each times `scale`, a power of two, and rounded.
+    """Sums per cluster of the weights times `scale` (a power of two), each rounded to an integer.
 
-    None if a term is not below `limit`: the scale is too large, or a weight is not finite. The
-    sums do not depend on any order. Dead blocks are not in them.
+    None if a term is not below `limit`: the scale is too large, or a weight is not finite. The sums
+    do not depend on the order of summation. Dead blocks are left out.
     """
     sums = np.zeros(num_clusters, np.int64)
     if any(tensors.reached):
@@ -205,11 +206,11 @@ def cluster_sums(
 
 
 def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The mean weight of each cluster; an empty one, and one that did not move, keep their center.
+    """The mean weight of each cluster; empty clusters and unmoved ones keep their center.
 
-    The order of the tensors does not matter, nor that of threads.
+    The result depends neither on the order of the tensors nor on that of the threads.
     """
-    # Room for weights of twice the largest center; a second pass if that is not enough.
+    # First a scale for weights up to twice the largest center; if one is larger, a second pass.
     for unit in (loops.unit_above(centers), None):
         scale, limit = _fixed_point(tensors, unit)
         sums = cluster_sums(tensors, len(centers), scale, limit)
@@ -229,21 +230,21 @@ def cluster_totals(tensors: Tensors, num_clusters: int) -> np.ndarray:
 
 
 def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
-    """A scale that makes weights below `unit` (None: all weights) whole, and the limit then."""
+    """The fixed-point scale for weights below `unit` (None: for all weights), and its limit."""
     dtype = tensors.held[0].weights.dtype
     bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
         largest = _largest(tensors)
         if not np.isfinite(largest):
             raise DivergedError(
-                "a weight or a gradient is not finite any more; lower the rate or the strengths"
+                "a weight or a gradient is not finite; lower the learning rate or the strengths"
             )
         unit = loops.unit_above(np.array([largest]))
     return 2.0**bits / unit, 2.0**bits
 
 
 def _largest(tensors: Tensors) -> float:
-    """The largest magnitude; NaN or infinity if one is that."""
+    """The largest magnitude; NaN or infinity if there is one."""
     found = [float(held.weights.abs().max()) for held in tensors.out_of_reach()]
     if any(tensors.reached):
         dtype = np.dtype(tensors.types[0])
@@ -276,7 +277,7 @@ def soft_threshold_(weights: Tensor, threshold: float) -> None:
 
 
 def dead_blocks(assignment: Tensor, zero_cluster: int) -> NDArray[np.uint8]:
-    """For each sub-block of the loops, in the order of memory, whether it is all zero cluster."""
+    """For each sub-block of the loops, in memory order, whether it is all zero cluster."""
     alive = flat(assignment).cpu().numpy() != zero_cluster
     starts = np.arange(0, len(alive), SUBBLOCK)
     return (~np.logical_or.reduceat(alive, starts)).astype(np.uint8)

@@ -1,7 +1,7 @@
 """Entries of a saved state, checked before they are used.
 
-Takes     a mapping from names to tensors and numbers, which may have been damaged or made up.
-Gives     an entry of the type, shape and range that is asked for; for any other, one sentence.
+Takes     a mapping from names to tensors and numbers, which may be damaged or forged.
+Gives     an entry of the requested type, shape and range; for any other, a one-sentence error.
 Unaware   of what the entries mean.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from reefknot.errors import TyingError
 
 _HINT = "was it saved for another model, or damaged?"
-_MOST = 1 << 62  # of what is counted
+_MOST = 1 << 62  # the largest count
 
 
 def saved_tensor(
@@ -60,7 +60,7 @@ def saved_number(
 
 
 def refuse_unknown(state: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Every entry of the state has a name that is known."""
+    """Refuse a state with an entry of an unknown name."""
     for key in state:
         if key not in known:
             raise _mistake(str(key), "is not known here")

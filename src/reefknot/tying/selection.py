@@ -70,8 +70,8 @@ def select(
 ) -> Selection:
     """Choose what to tie; a shared parameter counts once, under the first of its names.
 
-    Norm layers are known by their type. They share a codebook of their own whatever the scope, are
-    tied with everything else, or are kept.
+    Norm layers are recognised by their type. Depending on `norms` they share a codebook of their
+    own, whatever the scope, are tied with everything else, or are kept exactly.
     """
     include, exclude = list(include), list(exclude)
     named = [
@@ -165,14 +165,14 @@ def _group_of(name: str, scope: Scope) -> str | None:
 
 
 def _title(key: tuple[str, torch.dtype], keys: list[tuple[str, torch.dtype]]) -> str:
-    """The group's name; with its type where one name covers several types (a codebook has one)."""
+    """The group's name, with the dtype if one name covers several (a codebook has one dtype)."""
     name, dtype = key
     shared = sum(other == name for other, _ in keys) > 1
     return f"{name} ({str(dtype).removeprefix('torch.')})" if shared else name
 
 
 def _check_patterns(names: list[str], patterns: list[str]) -> None:
-    """A pattern that names nothing is a slip, and would be found out only in the file."""
+    """Refuse patterns that match nothing: such a typo would otherwise show only in the file."""
     mistakes = []
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

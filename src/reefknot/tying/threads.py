@@ -1,11 +1,11 @@
-"""torch's own threads, lent to the compiled loops.
+"""Runs the compiled loops on torch's own thread pool.
 
 Takes     nothing; looks for the OpenMP library that torch has loaded.
 Gives     a `Team` for `kernels.shared`, or None where there is no such library (macOS, Windows).
 Unaware   of the loops.
 
-A second pool of threads would fight with torch's for the same cores: after each operation torch's
-threads stay awake for a while, in the hope of another. So they are given another.
+A second thread pool would compete with torch's for the same cores, because torch's threads keep
+spinning for a while after each operation, waiting for the next one.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from reefknot.kernels.shared import Team
 
 
 def torch_team() -> Team | None:
-    """Runs a worker on torch's threads, through the function that its own loops go through."""
+    """A function that runs a worker on torch's threads, through OpenMP's `GOMP_parallel`."""
     if not hasattr(os, "RTLD_NOLOAD"):
         return None
     package = Path(torch.__file__).parent

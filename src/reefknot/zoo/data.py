@@ -1,4 +1,4 @@
-"""What a data set is: one frozen value with training, validation and test examples.
+"""The interface of a data set: one frozen value with training, validation and test examples.
 
 Takes     tensors of examples and their labels, of any numeric type.
 Gives     `Data`: float32 inputs, int64 labels, normalised, with a validation part that is the same
@@ -152,7 +152,7 @@ def shuffled(count: int, seed: int) -> np.ndarray:
 
 def _num_validation(count: int, fraction: float, where: str) -> int:
     if not 0 < fraction < 1:
-        raise DataError(f"{where}: validation_fraction lies between 0 and 1, found {fraction}")
+        raise DataError(f"{where}: validation_fraction must be between 0 and 1, found {fraction}")
     number = max(1, round(count * fraction))
     if number >= count:
         raise DataError(

@@ -84,8 +84,8 @@ def cifar10() -> Data:
 def flip_and_crop(inputs: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Mirror each image with probability one half, and shift it by up to `padding` pixels.
 
-    What comes in from outside is 0, in normalised images the average grey. Gives a new tensor of
-    the same shape (N, C, H, W); the random numbers come from `generator` only.
+    Pixels from outside are 0, the mean of normalised images. Gives a new tensor of the same shape
+    (N, C, H, W); the random numbers come from `generator` only.
     """
     count, _, height, width = inputs.shape
     places = 2 * padding + 1
@@ -99,10 +99,11 @@ def flip_and_crop(inputs: Tensor, generator: torch.Generator, padding: int = 4) 
 
 
 def warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn, stretch, slant and bend each image a little, as another hand would have written it.
+    """Random affine and elastic distortions, like the differences between handwritings.
 
-    A turn of about 5 degrees, a twentieth in width and in height, a slant of a tenth, and on top
-    of them points 7 pixels apart that each move by half a pixel or so; all normally distributed.
+    Rotation by about 5 degrees, scaling of width and height by about a twentieth, shear of about a
+    tenth, and an elastic distortion: points 7 pixels apart move by about half a pixel. All are
+    normally distributed.
     """
     return torch.cat([_warp(part, generator) for part in inputs.split(1000)])
 

@@ -1,4 +1,4 @@
-"""Bring a file from the network with `pooch`: checked, tried again, and never half there.
+"""Downloads a file with `pooch`: checked, retried, and never half written.
 
 Takes     addresses of the same file, and the hash that it must have.
 Gives     the file under its final name, only once its hash is right.
@@ -24,13 +24,13 @@ def download(
     known_hash: str,
     downloader: Callable[[str, str, Any], None] | None = None,
 ) -> None:
-    """Make `target` exist and be right, from the first of `urls` that works.
+    """Download `target` from the first of `urls` that works, unless it is there and right.
 
     Args:
         urls: addresses of the same content, the preferred one first.
         target: where the file goes; its folder is made.
         known_hash: SHA-256 of the file, or "algorithm:hash".
-        downloader: brings one file, as pooch asks for it; None for plain HTTP.
+        downloader: one of pooch's downloaders; None for plain HTTP.
 
     Raises:
         DataError: naming each address and why it failed.

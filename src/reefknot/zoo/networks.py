@@ -23,10 +23,10 @@ _VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512
 
 
 class ChannelsLast(nn.Module):
-    """The same images with the channels of a pixel side by side in memory.
+    """The same images in the memory format channels_last.
 
-    All that follows keeps that order, and a step of LeNet-5 takes 0.6 of its time. (VGG-16, whose
-    channels are many, is no quicker.)
+    All layers after it keep this format, in which a step of LeNet-5 takes 0.6 of the time. (VGG-16,
+    which has many channels, is not faster.)
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def lenet_5_caffe() -> nn.Sequential:
 
 
 def lenet_5_local() -> nn.Sequential:
-    """LeNet-5-Caffe with filters of their own at every position; 2,308,230 parameters."""
+    """LeNet-5-Caffe with locally connected layers for convolutions; 2,308,230 parameters."""
     model = nn.Sequential(
         OrderedDict(
             local1=LocallyConnected2d(1, 20, 5, input_size=28),
@@ -80,7 +80,7 @@ def lenet_5_local() -> nn.Sequential:
 
 
 def lenet_5_full() -> nn.Sequential:
-    """LeNet-5-Caffe with all units of a layer connected to all before; 18,667,910 parameters."""
+    """LeNet-5-Caffe with dense layers instead of convolutions; 18,667,910 parameters."""
     model = nn.Sequential(
         OrderedDict(
             flatten1=nn.Flatten(),

@@ -90,7 +90,7 @@ def cache_folder() -> Path:
 
 
 def _check_complete(place: Path, expected: Collection[str], found: Collection[str]) -> None:
-    """Refuse a user's folder with some of the files: mixing it with downloads would surprise."""
+    """Refuse a user's folder with only some of the files, instead of mixing in downloads."""
     missing = [name for name in expected if name not in found]
     if missing:
         raise DataError(

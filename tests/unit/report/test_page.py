@@ -191,7 +191,7 @@ def test_every_byte_of_a_real_run_is_accounted_for(name: str, tmp_path: Path) ->
     }
     size = (folder / "model.reef").stat().st_size
     assert rows.pop("The file")[0] == f"{size:,}"
-    assert rows.pop("Part")[:4] == ["Bytes", "Share", "Places", "Values"]
+    assert rows.pop("Part")[:4] == ["Bytes", "Share", "Positions", "Values"]
     inspected = inspect(folder / "model.reef")
     for tensor in inspected.tensors:
         assert rows[tensor.name][0] == f"{tensor.bytes:,.1f}"

@@ -1,8 +1,8 @@
-"""From two numbers to a list of phases: how small, and how long.
+"""Builds the list of phases from two numbers: target size and number of steps.
 
 Takes     the tied weights, a target, the number of steps, and where training begins.
-Gives     the phases in order, each with its share of the steps; the learning rate that suits them.
-Paper     ours; every number here was the same in all hand-made recipes that it replaces.
+Gives     the phases in order, each with its share of the steps; a matching learning rate schedule.
+Paper     ours; all hand-tuned recipes that it replaces agreed on these constants.
 Unaware   of what a phase does.
 """
 
@@ -24,9 +24,9 @@ Begin = Literal["sparsify", "trained", "commit"]
 
 # Shares of the steps: sparsify, recover, commit; frozen has the rest.
 _SHARES = {"sparsify": (0.66, 0.06, 0.26), "trained": (0.46, 0.10, 0.40)}
-_COMMIT_SHARE = 0.95  # where nothing comes before it
-_REFITS = 60  # k-means runs in all of training
-_SPARE = 1.07  # how much larger the network is when its zeros are fixed: commit makes some more
+_COMMIT_SHARE = 0.95  # if training begins with commit
+_REFITS = 60  # k-means runs after every sixtieth of the steps, until commit
+_SLACK = 1.07  # recover prunes to this times the target; commit makes the remaining zeros
 _TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at the end of commit
 
 
@@ -36,7 +36,7 @@ def phases_for(
     steps: int,
     begin: Begin,
 ) -> list[Phase]:
-    """The four phases of a budget, or the last two of them for weights that are tied already."""
+    """The four phases of a budget, or only the last two if the weights are already tied."""
     refit_every = max(1, steps // _REFITS)
     low, middle, high = _TYING
 
@@ -68,14 +68,14 @@ def phases_for(
             lengths[1],
             tying_strength=(low, middle),
             refit_every=refit_every,
-            choose_zeros=lambda: pruning.prune(_SPARE),
+            choose_zeros=lambda: pruning.prune(_SLACK),
         ),
         *last_two(*lengths[2:]),
     ]
 
 
 def _lengths(steps: int, shares: Sequence[float]) -> list[int]:
-    """The steps of each phase, at least one each; the last one has the rest."""
+    """The number of steps of each phase, at least one; the last phase gets the rest."""
     ends: list[int] = []
     for number, share in enumerate(itertools.accumulate(shares)):
         first = ends[-1] + 1 if ends else 1
@@ -85,9 +85,9 @@ def _lengths(steps: int, shares: Sequence[float]) -> list[int]:
 
 
 def lr_factor(phases: Sequence[Phase], step: int) -> float:
-    """What the learning rate is multiplied with for the step after `step` completed ones.
+    """The factor on the learning rate after `step` completed steps.
 
-    It decays like a cosine in each phase, and starts anew in the next one (a warm restart).
+    Cosine decay within each phase, with a warm restart at the next one.
     """
     for phase in phases:
         if phase.steps is None:

@@ -1,14 +1,14 @@
 """Commit: the network runs on tied values while latent weights are trained behind them.
 
-Takes     weights whose zeros are fixed, or that are tied already; with a size, a controller that
-          sets the price of a bit.
+Takes     weights whose zeros are fixed, or that are already tied; a controller that sets the price
+          of a bit.
 Gives     a network that loses nothing when its clusters are frozen.
-Paper     ours, between sections 3.1 and 3.2; gradients go straight through the tying
-          (Bengio, Léonard and Courville 2013).
+Paper     ours, between sections 3.1 and 3.2; the straight-through estimator is that of Bengio,
+          Léonard and Courville (2013).
 Unaware   of how the zeros were chosen, and of what comes after it.
 
-The pull to the centers grows, so that latent weights stop changing their clusters. It is at its
-full strength for the last eighth of the phase.
+The pull to the centers grows, so that latent weights stop changing clusters. It has its full
+strength during the last eighth of the phase.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ from reefknot.methods.method import Saved, Stats
 from reefknot.methods.tied import saved_of
 from reefknot.tying.latent import LatentWeights
 
-_FULL_PULL = 7 / 8  # of the phase is over when the pull has grown
-_LOOKS = 100  # at the size while the pull grows
+_RAMP = 7 / 8  # the part of the phase in which the pull grows
+_SIZE_CHECKS = 100  # how often the size is measured during the ramp
 
 
 class Commit(Phase):
@@ -47,16 +47,16 @@ class Commit(Phase):
         self.first_tying, self.last_tying = tying_strength
         self.refit_every = refit_every
         self.controller = controller
-        self.look_every = max(1, round(_FULL_PULL * steps / _LOOKS))
+        self.check_every = max(1, round(_RAMP * steps / _SIZE_CHECKS))
         self.latent: list[LatentWeights] = []  # one for each group
 
     @property
-    def grown(self) -> float:
-        """How much of the pull's growth is done, 0 to 1."""
-        return min(1.0, self.done / _FULL_PULL)
+    def ramp(self) -> float:
+        """How far the pull's growth has come, 0 to 1."""
+        return min(1.0, self.done / _RAMP)
 
     def enter(self) -> None:
-        """Tied values take the place of the weights, which live on behind them."""
+        """Put tied values into the model; the weights become latent weights."""
         self.weights.tie_distinct()
         self.latent = [LatentWeights(group) for group in self.weights.groups]
         for latent in self.latent:
@@ -64,15 +64,15 @@ class Commit(Phase):
         self.controller.start(self.latent)
 
     def before_step(self, step: Step) -> None:
-        """The latent weights take their places, and are pulled to their centers."""
+        """Put the latent weights into the model, and add their pull to the centers."""
         gradients = {group.name: grads for group, grads in self.weights.gradients(step)}
-        tying = self.first_tying * (self.last_tying / self.first_tying) ** self.grown
+        tying = self.first_tying * (self.last_tying / self.first_tying) ** self.ramp
         for latent in self.latent:
             latent.put()
             latent.add_pull_(gradients.get(latent.group.name, {}), tying * step.grad_scale)
 
     def after_step(self, step: Step) -> None:
-        """Each latent weight to the value of least distance² + price · bits."""
+        """Assign each latent weight to the value with the least distance² + price · bits."""
         for latent in self.latent:
             latent.take()
             latent.tie(self.controller.price)
@@ -80,25 +80,25 @@ class Commit(Phase):
             return
         self.step += 1
         self.weights.moved()
-        if self.step % self.look_every == 0:
-            self.controller.follow(self.grown)
+        if self.step % self.check_every == 0:
+            self.controller.update(self.ramp)
         if self.step % self.refit_every == 0:
             for latent in self.latent:
                 latent.renew_place_bits()
 
     def fixed_zeros(self) -> dict[str, Tensor]:
-        """All that has no latent weight behind it."""
+        """The elements without a latent weight."""
         return {name: zeros for latent in self.latent for name, zeros in latent.fixed_zeros()}
 
     def state_dict(self) -> Saved:
-        """The step, the price, and all latent weights."""
+        """The step, the controller's state, and all latent weights."""
         saved = super().state_dict() | self.controller.state_dict()
         for latent in self.latent:
             saved.update({f"{latent.group.name}/{k}": v for k, v in latent.state_dict().items()})
         return saved
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on where `state_dict` was called; the groups have their own state already."""
+        """Restore what `state_dict` saved; the groups are restored before."""
         super().load_state_dict(state)
         self.controller.load_state_dict(state)
         self.latent = []
@@ -107,5 +107,5 @@ class Commit(Phase):
             self.latent[-1].load_state_dict(saved_of(group, state))
 
     def stats(self) -> Stats:
-        """The price of a bit now."""
+        """The current price of a bit."""
         return {"bit_price": self.controller.price}

@@ -1,9 +1,9 @@
-"""Frozen: the assignment stays, and only the K values are trained.
+"""Frozen: the assignment is fixed, and only the K values are trained.
 
 Takes     weights with their clusters.
 Gives     weights that are exactly tied after every step.
-Paper     section 3.2: hard tying. Each cluster moves by its mean gradient; or, literally, each
-          weight moves by its own and then goes to the mean of its cluster.
+Paper     section 3.2: hard tying. Each cluster moves by its mean gradient; or, to the letter, each
+          weight moves by its own gradient and is then projected to the mean of its cluster.
 Unaware   of how the clusters were found.
 """
 
@@ -18,7 +18,7 @@ from reefknot.methods.hooks import Step
 
 
 class Frozen(Phase):
-    """Hard tying. `prepare` runs first: a last refit, or a last cut to the size."""
+    """Hard tying. `prepare` runs first: a last refit, or a last trim to the target size."""
 
     name: ClassVar[str] = "frozen"
     is_tied: ClassVar[bool] = True
@@ -37,27 +37,27 @@ class Frozen(Phase):
         self.prepare = prepare
 
     def enter(self) -> None:
-        """Each weight to its center; the zero cluster to exactly 0."""
+        """Set each weight to its center, and the zero cluster to exactly 0."""
         self.prepare()
         self.weights.freeze(zero_cluster=self.zero_cluster)
 
     def before_step(self, step: Step) -> None:
-        """All weights of a cluster get the same gradient."""
+        """Give all weights of a cluster the same gradient."""
         self.weights.share_gradients(step)
 
     def after_step(self, step: Step) -> None:
-        """Tie again: what an optimizer remembers differs inside a cluster."""
+        """Tie again: optimizer state (momentum, Adam's moments) differs within a cluster."""
         self.weights.retie()
         if step.ends_round:
             self.step += 1
 
     def fixed_zeros(self) -> dict[str, Tensor]:
-        """All that is in a zero cluster."""
+        """The elements of the zero clusters."""
         return self.weights.zeros()
 
 
 class Projected(Frozen):
-    """Hard tying in the paper's own words: an optimizer step, and then the projection."""
+    """Hard tying to the letter of the paper: an optimizer step, then the projection."""
 
     def before_step(self, step: Step) -> None:
         """Every weight keeps its own gradient."""

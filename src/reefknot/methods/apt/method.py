@@ -5,8 +5,9 @@ Gives     weights that share K values, most of them exactly zero for sparse APT.
 Paper     sections 3 to 3.3; equation 3.
 Unaware   of the training loop, the data and the file.
 
-Soft tying adds the penalties' gradient before each step and moves the centers after it; hard
-tying gives each weight its cluster's mean gradient before each step, and the mean weight after it.
+Soft tying adds the gradient of the penalties before each step and moves the centers after it. Hard
+tying gives each weight the mean gradient of its cluster before each step, and the mean weight after
+it.
 """
 
 from abc import abstractmethod
@@ -29,15 +30,15 @@ from reefknot.methods.apt.weights import TiedWeights
 from reefknot.methods.hooks import Step
 from reefknot.methods.method import Method, Saved, Stats, log
 from reefknot.methods.settings import are_clusters, is_choice, is_count, is_number, setting
-from reefknot.methods.tied import NumClusters
+from reefknot.methods.tied import NumClusters, WithoutZeroCluster
 from reefknot.state import TiedState
 from reefknot.tying.group import Group, Start
 from reefknot.tying.saved import saved_count, saved_number
 
-NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's, where none are given
-FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # where K is chosen
-MOST_VALUES = 256  # of a group that is tied already
-_CENTER_BITS = 7  # of each center's fraction that a file of a given size has
+NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's: defaults without budget
+FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # if K is chosen: the first and the largest
+MOST_VALUES = 256  # of a group that is already tied
+_CENTER_BITS = 7  # of each center's mantissa that are written with a budget
 _WITHOUT_BUDGET = {
     "tying_strength": None,
     "l1_strength": None,
@@ -55,7 +56,7 @@ _is_interval = is_count("a whole number of steps, or 0", optional=True)
 
 
 class _ParameterTying(TiedWeights):
-    """What plain, random and sparse APT share: a list of phases, and the one it is in."""
+    """The common part of plain, random and sparse APT: a list of phases, and the current one."""
 
     hard_tying: HardTying = setting(
         default="shared",
@@ -73,7 +74,7 @@ class _ParameterTying(TiedWeights):
         self._entered = False
 
     def _pruning(self) -> Pruning | None:
-        """What is cut for a budget; without one, nothing."""
+        """How to prune to the budget; None without one."""
         return None
 
     @abstractmethod
@@ -107,7 +108,7 @@ class _ParameterTying(TiedWeights):
     # -- training ---------------------------------------------------------------------------
 
     def attach(self, *optimizers: Optimizer) -> Self:
-        """Begin with these optimizers; see `Method.attach`."""
+        """Follow these optimizers and enter the first phase; see `Method.attach`."""
         if self.pruning and not self._entered:
             require_reachable(self.groups, self.pruning.target)
         super().attach(*optimizers)
@@ -124,13 +125,13 @@ class _ParameterTying(TiedWeights):
             self._entered = True
 
     def before_step(self, step: Step) -> None:
-        """What the phase does before an optimizer step."""
+        """The current phase's work before an optimizer step."""
         self._follow_members()
         self._enter_first()
         self.phase.before_step(step)
 
     def after_step(self, step: Step) -> None:
-        """What the phase does after an optimizer step; the next phase when it is over."""
+        """The current phase's work after an optimizer step; then the next phase, if it is due."""
         self._follow_members()
         Method.after_step(self, step)
         self.phase.after_step(step)
@@ -139,7 +140,7 @@ class _ParameterTying(TiedWeights):
 
     @property
     def is_tied(self) -> bool:
-        """Whether the model runs on tied values now."""
+        """Whether the model currently runs on tied values."""
         return self.phase.is_tied
 
     @property
@@ -151,7 +152,7 @@ class _ParameterTying(TiedWeights):
         """Enter the next phase."""
         density = self._density()
         before, self.phase = self.phase, self.phases[self.phases.index(self.phase) + 1]
-        self.phase.step = 0  # a state from before may have been loaded since it was here
+        self.phase.step = 0  # it may have run before, if an earlier state was loaded since
         self.phase.enter()
         self.hard = self.phase is self.phases[-1]
         self.moved()
@@ -169,7 +170,7 @@ class _ParameterTying(TiedWeights):
         return self.phase.fixed_zeros()
 
     def harden(self) -> None:
-        """Go to the last phase at once: clusters are frozen."""
+        """Skip to the last phase, in which clusters are frozen."""
         self._require_soft()
         self._enter_first()
         skipped = self.phases[self.phases.index(self.phase) + 1 : -1]
@@ -186,7 +187,7 @@ class _ParameterTying(TiedWeights):
         self.advance()
 
     def finish(self) -> TiedState:
-        """The tied state; all steps of a budget must be done."""
+        """The tied state; a budget's steps must all be done."""
         if self.pruning and not self.hard:
             left = sum(phase.steps or 0 for phase in self.phases) - self.step
             raise TyingError(
@@ -199,20 +200,20 @@ class _ParameterTying(TiedWeights):
         return super().finish()
 
     def lr_factor(self, step: int) -> float:
-        """What the learning rate shall be multiplied with after so many steps."""
+        """The factor on the learning rate after this many steps."""
         return lr_factor(self.phases, step)
 
     def _written(self, group: Group) -> np.ndarray:
         if self.pruning is None:
             return super()._written(group)
-        mantissa, exponent = np.frexp(group.centers)  # a mantissa has its first bit at 1/2
+        mantissa, exponent = np.frexp(group.centers)  # 0.5 <= |mantissa| < 1
         whole = np.round(np.ldexp(mantissa, _CENTER_BITS + 1))
         return np.ldexp(whole, exponent - _CENTER_BITS - 1)
 
     # -- reading and saving -----------------------------------------------------------------
 
     def state_dict(self) -> Saved:
-        """The phase and its state, the step, centers, assignments."""
+        """The phase and its state, the step, centers and assignments."""
         return (
             super().state_dict()
             | {"phase": self.phases.index(self.phase), "entered": int(self._entered)}
@@ -262,18 +263,11 @@ def _nothing() -> None:
     """For phases that have nothing to prepare."""
 
 
-class APT(_ParameterTying):
+class APT(WithoutZeroCluster, _ParameterTying):
     """Plain APT: the k-means prior alone, no zero cluster."""
 
     name: ClassVar[str] = "apt"
-    has_zero_cluster: ClassVar[bool] = False
 
-    num_clusters: NumClusters = setting(
-        default=16,
-        doc="K, or a table from group names to K",
-        check=are_clusters(least=1),
-        kw_only=False,
-    )
     tying_strength: float = setting(
         default=TYING,
         doc="the paper's lambda 1, weight of the k-means penalty",
@@ -293,22 +287,15 @@ class APT(_ParameterTying):
         return self._soft_and_hard(self.tying_strength, self.refit_every, init=self.init)
 
 
-class RandomTying(_ParameterTying):
+class RandomTying(WithoutZeroCluster, _ParameterTying):
     """Random tying: plain APT without k-means, so that the clusters of the random start stay.
 
-    The appendix of the paper has it as t = 20000; it is close to tying by hashing (Chen and others,
-    2015). On a trained network the clusters would not be random.
+    It is t = 20000 in the paper's appendix, and close to tying by hashing (Chen et al., 2015). On a
+    trained network the clusters would not be random.
     """
 
     name: ClassVar[str] = "random_tying"
-    has_zero_cluster: ClassVar[bool] = False
 
-    num_clusters: NumClusters = setting(
-        default=16,
-        doc="K, or a table from group names to K",
-        check=are_clusters(least=1),
-        kw_only=False,
-    )
     tying_strength: float = setting(
         default=TYING, doc="weight of the pull to the own center", check=is_number(), kw_only=False
     )
@@ -320,9 +307,9 @@ class RandomTying(_ParameterTying):
 class SparseAPT(_ParameterTying):
     """Sparse APT: the k-means prior and an L1 penalty, with a cluster at exactly zero.
 
-    With a budget (`target_bytes` or `target_density`, and `steps`) four phases go by themselves:
-    sparsify, recover, commit, frozen. Without one it is the paper's own method: soft tying until
-    `harden()`, then hard tying.
+    With a budget (`target_bytes` or `target_density`, and `steps`) it runs through four phases by
+    itself: sparsify, recover, commit, frozen. Without one it is the paper's own method: soft tying
+    until `harden()`, then hard tying.
     """
 
     name: ClassVar[str] = "sparse_apt"
@@ -387,7 +374,7 @@ class SparseAPT(_ParameterTying):
 
     @classmethod
     def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
-        """All that is wrong with these settings, and what does not go together."""
+        """All that is wrong with these settings, including combinations that are not allowed."""
         return [*super().mistakes(settings), *_budget_mistakes(settings)]
 
     def _distance(self) -> Distance:
@@ -441,7 +428,7 @@ def _budget_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
     if targets and settings.get("steps") is None:
         yield f"{targets[0]} needs steps: how many optimizer steps the training has"
     if not targets and settings.get("steps") is not None:
-        yield "steps needs target_bytes or target_density: how small the network shall be"
+        yield "steps needs target_bytes or target_density: how small the network should be"
     if not targets and settings.get("num_clusters") == "auto":
         yield 'num_clusters = "auto" needs target_bytes or target_density'
     if not targets and settings.get("begin", "sparsify") != "sparsify":

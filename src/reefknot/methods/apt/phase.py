@@ -1,7 +1,7 @@
-"""What a phase is: one part of training, and what tying does in it.
+"""The interface of a phase: one part of training, and what tying does in it.
 
 Takes     the tied weights, and how many steps it lasts.
-Gives     the verbs that the method calls: `enter`, `before_step`, `after_step`, and saved state.
+Gives     what the method calls: `enter`, `before_step`, `after_step`, and saved state.
 Unaware   of which phases come before and after it.
 """
 
@@ -18,11 +18,11 @@ from reefknot.tying.saved import saved_count
 
 
 class Phase(ABC):
-    """One part of training. `steps` is None where only `harden()` ends it."""
+    """One part of training. `steps` is None if only `harden()` ends it."""
 
     name: ClassVar[str]
     is_tied: ClassVar[bool] = False  # the model runs on tied values
-    lr_factor: ClassVar[float] = 1.0  # of the learning rate, where the phase begins
+    lr_factor: ClassVar[float] = 1.0  # on the learning rate at the start of the phase
 
     def __init__(self, weights: TiedWeights, steps: int | None = None) -> None:
         self.weights = weights
@@ -36,11 +36,11 @@ class Phase(ABC):
 
     @property
     def done(self) -> float:
-        """The fraction of the phase that is done; 0 where it has no end."""
+        """The fraction of the phase that is done; 0 if it is open-ended."""
         return min(1.0, self.step / self.steps) if self.steps else 0.0
 
     def enter(self) -> None:  # noqa: B027  not every phase has something to do here
-        """Begin: the phase before is over."""
+        """Start the phase; the previous one is over."""
 
     @abstractmethod
     def before_step(self, step: Step) -> None:
@@ -48,20 +48,20 @@ class Phase(ABC):
 
     @abstractmethod
     def after_step(self, step: Step) -> None:
-        """Follow the weights that an optimizer has moved."""
+        """Update centers and clusters after an optimizer has moved the weights."""
 
     def fixed_zeros(self) -> dict[str, Tensor]:
-        """By name, which elements of parameters stay zero as long as the phase lasts."""
+        """Masks by parameter name: the elements that stay zero during this phase."""
         return {}
 
     def state_dict(self) -> Saved:
-        """What the phase needs to go on exactly here."""
+        """Everything needed to resume exactly here."""
         return {"phase_step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on where `state_dict` was called."""
+        """Restore what `state_dict` saved."""
         self.step = saved_count(state, "phase_step")
 
     def stats(self) -> Stats:
-        """What a log may show of the phase alone."""
+        """Entries for the log that only this phase has."""
         return {}

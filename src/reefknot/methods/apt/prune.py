@@ -1,7 +1,7 @@
-"""Pruning to a size: how many weights survive in a network of this size, and at how many values.
+"""Pruning to a size: how many weights survive in a file of this size, and with how many values.
 
 Takes     groups, and a target that says how large the network would be now.
-Gives     clusters in which the smallest weights of all groups are zero; the number of values that
+Gives     clusters in which the smallest weights of all groups are zero; the number of clusters that
           suits the size.
 Paper     ours; the number of clusters is the paper's future work.
 Unaware   of optimizers, of step counts, and of how a size is counted.
@@ -21,10 +21,9 @@ from reefknot.tying.saved import saved_count
 
 
 class Pruning:
-    """How many of the largest weights fit the target, and what the others are worth.
+    """How many of the largest weights fit the target, and how much energy the others hold.
 
-    The number is found by asking for the size of the pruned network, and remembered: the next
-    question starts from it.
+    The number is found by measuring pruned networks. Each search starts from the last result.
     """
 
     def __init__(
@@ -35,15 +34,15 @@ class Pruning:
         self.num_clusters = [group.num_clusters for group in groups]  # once the zeros are fixed
         self.num_weights = sum(group.num_weights for group in groups)
         self.survivors = target.first_guess(self.num_weights)
-        self.checked = False  # whether the target can be met in the course of training
+        self.checked = False  # whether the target was checked again after training started
 
     def energy_lost(self) -> float:
-        """The share of the sum of squares that pruning to the target would take now.
+        """The share of the sum of squares that pruning to the target would lose now.
 
-        The groups are as before afterwards.
+        Leaves the groups as they were.
         """
         before = [group.state_dict() for group in self.groups]
-        if not self.checked:  # only now do tensors that are kept have their usual contents
+        if not self.checked:  # only now have kept tensors (running statistics) realistic contents
             self.checked = True
             if (least := self._size_with(0)) > self.target.value:
                 raise TyingError(self._too_small(least))
@@ -60,15 +59,15 @@ class Pruning:
         small = np.partition(squares, len(squares) - self.survivors)[: -self.survivors]
         return float(small.sum() / max(squares.sum(), 1e-300))
 
-    def prune(self, spare: float = 1.0) -> None:
-        """Let as many of the largest weights survive as fit the target times `spare`."""
-        size = spare * self.target.value
+    def prune(self, slack: float = 1.0) -> None:
+        """Keep as many of the largest weights as fit `slack` times the target; zero the others."""
+        size = slack * self.target.value
         few, many = 0, self._clipped(1.2 * self.survivors)
         while self._size_with(many) <= size:
             few, many = many, self._clipped(1.5 * many)
             if few == many:
                 break
-        while many - few > max(1, many // 2000):  # a few fit, many are too large
+        while many - few > max(1, many // 2000):  # bisection: `few` fit, `many` do not
             middle = (few + many) // 2
             few, many = (middle, many) if self._size_with(middle) <= size else (few, middle)
         if self._size_with(few) > size:
@@ -79,9 +78,9 @@ class Pruning:
                 log.warning("all weights of group %r are zero now", group.name)
 
     def trim(self) -> None:
-        """Make zeros of tied weights until it fits: those first that are worth least a bit.
+        """Zero tied weights until the file fits, those worth least per bit first.
 
-        Nothing happens if the network has its size.
+        Does nothing if it fits already.
         """
         if self.target.measure() <= self.target.value:
             return
@@ -118,7 +117,7 @@ class Pruning:
         return max(1, min(round(survivors), self.num_weights))
 
     def _size_with(self, survivors: int) -> float:
-        """Prune all groups, and ask."""
+        """Prune all groups to this many survivors, and measure."""
         magnitudes = np.concatenate([group.magnitudes() for group in self.groups])
         place = len(magnitudes) - survivors - 1
         most = float(np.partition(magnitudes, place)[place]) if place >= 0 else 0.0
@@ -127,7 +126,7 @@ class Pruning:
         return self.target.measure()
 
     def _choose_num_clusters(self, size: float) -> None:
-        """Let each group have one value more or less, if that loses less; it is pruned now."""
+        """Give each group one value more or fewer if that loses less; the groups are pruned."""
         total = sum(map(survivors_of, self.groups))
         for number, group in enumerate(self.groups):
             if (alive := survivors_of(group)) > 1:
@@ -137,12 +136,12 @@ class Pruning:
                 )
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next question starts."""
+        """Where the next search starts."""
         saved = {f"num_clusters.{n}": k for n, k in enumerate(self.num_clusters)}
         return saved | {"survivors": self.survivors, "checked": int(self.checked)}
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on where `state_dict` was called."""
+        """Restore what `state_dict` saved."""
         self.survivors = saved_count(state, "survivors", least=1, most=self.num_weights)
         self.checked = bool(saved_count(state, "checked", most=1))
         self.num_clusters = [
@@ -157,9 +156,9 @@ def survivors_of(group: Group) -> int:
 
 
 def require_reachable(groups: Sequence[Group], target: Target) -> None:
-    """Refuse a size that zeros alone cannot give, before it ruins the network.
+    """Refuse a size that cannot be met even with all tied weights at zero.
 
-    The groups have no clusters yet, and have none afterwards.
+    The groups have no clusters before or after this.
     """
     for group in groups:
         group.part_zeros(np.inf, group.num_clusters)

@@ -1,7 +1,7 @@
-"""Recover: the zeros are fixed, L1 ends, and what survived grows back to its size.
+"""Recover: the zeros are fixed, L1 ends, and the surviving weights grow back.
 
-Takes     how the zeros are chosen: all of the zero cluster, or as many as fit a size.
-Gives     a sparse network whose weights gather at their centers more and more.
+Takes     a function that chooses the zeros.
+Gives     a sparse network whose weights gather at their centers.
 Paper     ours, between sections 3.1 and 3.2: L1 also shrinks the weights that survive it.
 Unaware   of how the network came to be sparse.
 """
@@ -47,7 +47,7 @@ class Recover(Phase):
             group.add_pull_(grads, tying * step.grad_scale, 0.0)
 
     def after_step(self, step: Step) -> None:
-        """Keep the zeros, move the centers, now and then renew the assignment of the others."""
+        """Keep the zeros and move the centers; every `refit_every` steps, refit the others."""
         if not step.ends_round:
             return
         self.step += 1
@@ -58,5 +58,5 @@ class Recover(Phase):
             self.weights.refresh()
 
     def fixed_zeros(self) -> dict[str, Tensor]:
-        """All that is in a zero cluster."""
+        """The elements of the zero clusters."""
         return self.weights.zeros()

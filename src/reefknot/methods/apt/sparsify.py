@@ -1,9 +1,9 @@
-"""Sparsify: L1 empties the network while every weight is pulled to its center.
+"""Sparsify: L1 makes the network sparse while every weight is pulled to its center.
 
 Takes     the two strengths; with a budget, a controller that sets the L1 strength.
-Gives     weights of which most are nearly zero, and the others near K values.
+Gives     weights most of which are nearly zero, and the others near K values.
 Paper     section 3.1, equation 3: soft tying.
-Unaware   of what is done with the zeros later.
+Unaware   of how the zeros are chosen later.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ L1Step = Literal["subgradient", "proximal"]
 
 
 class Sparsify(Phase):
-    """Soft tying with L1. Each center is its cluster's mean, and k-means runs now and then."""
+    """Soft tying with L1. Centers are cluster means; k-means runs every `refit_every` steps."""
 
     name: ClassVar[str] = "sparsify"
 
@@ -47,15 +47,15 @@ class Sparsify(Phase):
         self.controller = controller
 
     def enter(self) -> None:
-        """First centers."""
+        """Choose the first centers."""
         self.weights.start_clusters(self.init)
 
     def before_step(self, step: Step) -> None:
         """Add the gradient of both penalties."""
-        self.weights.start_clusters(self.init)  # a state from before the start may be loaded
+        self.weights.start_clusters(self.init)  # a loaded state may have no clusters yet
         found = list(self.weights.gradients(step))
         if self.controller and step.starts_round and self.step % self.refit_every == 0:
-            self.controller.see(found, step.grad_scale)
+            self.controller.measure_gradients(found, step.grad_scale)
             self.l1_strength = self.l1_strength or self.controller.first_strength()
         tying = self.tying_strength * step.grad_scale
         l1 = 0.0 if self.l1_step == "proximal" else self.l1_strength * step.grad_scale
@@ -63,7 +63,7 @@ class Sparsify(Phase):
             group.add_pull_(grads, tying, l1)
 
     def after_step(self, step: Step) -> None:
-        """Move the centers, and now and then renew the assignment."""
+        """Move the centers; every `refit_every` steps, run k-means."""
         if self.l1_step == "proximal" and self.l1_strength:
             for lr, group, _, parameter in self.weights.held_by(step):
                 if parameter.grad is not None and group.sparse:
@@ -74,22 +74,22 @@ class Sparsify(Phase):
         if self.refit_every and self.step % self.refit_every == 0:
             self.weights.refit()
             if self.controller and not self.over:
-                self.l1_strength = self.controller.follow(self.l1_strength, self.done)
+                self.l1_strength = self.controller.updated(self.l1_strength, self.done)
         else:
             self.weights.refresh()
 
     def state_dict(self) -> Saved:
-        """The step, and the L1 strength that the controller has found."""
+        """The step, the L1 strength, and the controller's state."""
         saved = super().state_dict() | {"l1_strength": self.l1_strength}
         return saved | (self.controller.state_dict() if self.controller else {})
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
-        """Go on where `state_dict` was called."""
+        """Restore what `state_dict` saved."""
         super().load_state_dict(state)
         self.l1_strength = saved_number(state, "l1_strength")
         if self.controller:
             self.controller.load_state_dict(state)
 
     def stats(self) -> Stats:
-        """The L1 strength now."""
+        """The current L1 strength."""
         return {"l1_strength": self.l1_strength}
