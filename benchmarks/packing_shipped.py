@@ -11,6 +11,7 @@ as much as a row of the others does are read off between two budgets, on logarit
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import tempfile
@@ -145,14 +146,15 @@ class Network:
 
 
 def packed(network, folder, *options):
+    """Bytes and change of the outputs; None where a budget is below what can be."""
     out = folder / "out.reef"
+    out.unlink(missing_ok=True)
     save_file(network.weights, folder / "in.safetensors")
-    arguments = ["pack", str(folder / "in.safetensors"), str(out), "--force", *options]
-    try:
+    arguments = ["pack", str(folder / "in.safetensors"), str(out), *options]
+    with contextlib.suppress(SystemExit):
         reefknot_command(arguments, standalone_mode=False)
-    except SystemExit as done:
-        if done.code:
-            return None
+    if not out.exists():
+        return None
     found = {name: value.numpy() for name, value in reefknot.load(out).items()}
     return out.stat().st_size, network.change(found)
 
