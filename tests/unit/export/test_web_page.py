@@ -64,11 +64,12 @@ def outputs(page: Page, images: np.ndarray) -> np.ndarray:
 # -- the page --------------------------------------------------------------------------------
 
 
-def test_a_network_of_a_kilobyte_and_a_half_is_a_page_of_less_than_12_kb(
-    pages: dict[str, Path],
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_of_a_kilobyte_or_two_is_a_page_of_less_than_12_kb(
+    pages: dict[str, Path], name: str
 ) -> None:
-    assert pages["lenet-5-caffe"].stat().st_size < 12_000
-    text = pages["lenet-5-caffe"].read_text()
+    assert pages[name].stat().st_size < 12_000
+    text = pages[name].read_text()
     assert text.isascii()
     assert "http" not in text
 
