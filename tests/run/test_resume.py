@@ -325,7 +325,9 @@ def test_a_killed_run_that_shrinks_while_it_trains_resumes_bit_for_bit(
 
 def test_a_run_that_shrinks_leaves_units_out_once_zeros_are_fixed() -> None:
     """Dropout has fewer numbers to draw then, so that losses are others."""
-    rows, whole = (uninterrupted(SHRUNK._replace(shrink=shrink))["rows"] for shrink in (True, False))
+    rows, whole = (
+        uninterrupted(SHRUNK._replace(shrink=shrink))["rows"] for shrink in (True, False)
+    )
     losses = {
         phase: [
             [row["loss"] for row in own if (row["phase"] == "sparsify") == (phase == "sparsify")]
