@@ -36,6 +36,7 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
                 )
         ax.set_ylim(0, 1.25 * most)
         ax.set_xlim(0, run["steps"])
+        ax.set_xticks([run["steps"] * k / 4 for k in range(5)])
         ax.set_title(f"{TITLES[network]}: ms a step")
         ax.set_xlabel("steps")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -191,8 +191,8 @@ def _check_values(layer: Linear | Conv2d, values: dict[str, tuple[str, np.ndarra
     """The page finds a layer's values by its name: they must be there, and be used as they are."""
     if layer.scale is not None:
         raise ConfigError(
-            f"a BatchNorm follows {layer.name!r}, which a page cannot do; fold it into the layer "
-            "before training ends"
+            f"a BatchNorm follows {layer.name!r}, which a page cannot do; "
+            "reefknot.fold_batchnorm(model) makes it part of the layer: export what it gives"
         )
     for part in ("weight", "bias"):
         name, wanted = f"{layer.name}.{part}", getattr(layer, part)
