@@ -16,17 +16,18 @@ from pathlib import Path
 
 WEB = Path(__file__).parents[1] / "src" / "reefknot" / "export" / "web"
 TERSER = "terser@5.51.2"
-# Properties of objects that never leave the decoder.
-PRIVATE = "book|isFast|streamBytes|crc|magnitudes"
+# Properties of objects that never leave the decoder begin with an underscore.
+PRIVATE = "_"
 COMPRESS = "passes=4,ecma=2020,unsafe_arrows,unsafe_math,unsafe_methods,keep_fargs=false"
-# What the decoder of a page can do without: indexed files, names of types, and names of no UTF-8.
+# What the decoder of a page can do without: indexed files, names of types, names of no UTF-8, and
+# checks, since the file in the page has been decoded when the page was made.
 CUTS = {
     "export const decode": "const decode",
     "file[3] >> 7": "0",
-    "isFast ? symbols(number, book.values.length) : tied(shape, book)": "tied(shape, book)",
-    "(isFast ? fastRows : kept)": "kept",
+    'if (!ok) throw Error("not a valid .reef file");': "",
+    'I64".split(" ")': 'I64"',
     "type: NAMES[type], ": "",
-    "characters(raw)": "decodeURIComponent(escape(raw))",
+    "characters(name)": "decodeURIComponent(escape(name))",
     "characters(names[numEntries + i])": "names[numEntries + i]",
 }
 MADE = {
@@ -49,7 +50,7 @@ def minified(text: str) -> str:
             re.sub(r"\bconst (?=\w|\[|\{)", "let ", text)
         )  # shorter, and joins others
         command = ["npx", "--yes", TERSER, str(source), "--module", "--compress", COMPRESS]
-        command += ["--mangle", "--mangle-props", f"regex=/^({PRIVATE})$/"]
+        command += ["--mangle", "--mangle-props", f"regex=/^{PRIVATE}/"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 

@@ -19,6 +19,7 @@ data say, in sentences.
     local_filter.py    7, one filter at 576 positions     conv_filters.py     8, LeNet-5's first
     pixels.py          9, live input pixels               first_layer.py      10, 300 small images
     byte_curve.py      error against bytes, for the README; not in the paper
+    while_training.py  what a step costs, for docs/performance.md; not in the paper
 """
 
 from types import ModuleType
@@ -35,10 +36,11 @@ from experiments.figures import (
     losses,
     pareto,
     pixels,
+    while_training,
 )
 
 FIGURES: tuple[ModuleType, ...] = (
     *(histogram, losses, generalisation, pareto, clusters, errors),
     *(local_filter, conv_filters, pixels, first_layer),
 )
-DRAWN = (*FIGURES, byte_curve)
+DRAWN = (*FIGURES, byte_curve, while_training)

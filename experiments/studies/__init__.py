@@ -15,7 +15,8 @@ A study is a module with
                         has the results of finished ones, by which a search decides what to run next
     measure(**case)     one run; its result can be written as JSON
     data(done)          the data of the figure or the table
-    MARK, table(data)   for a study with a table in docs/method.md: its mark there, and its text
+    MARK, table(data)   for a study with a table in docs/method.md, or in the DOCUMENT that it
+                        names: its mark there, and its text
 
 Each finished run is a file under --runs. An interrupted study continues with the remaining runs.
 
@@ -25,7 +26,7 @@ Each finished run is a file under --runs. An interrupted study continues with th
     refits.py        figure 6, t                first_layer.py    figures 9, 10
     variants.py      exact k-means, k-medians   autograd.py       the pull by autograd
     l1_steps.py      two L1 steps               schedules.py      learning rates
-    norm_layers.py   norm layers, tied or not
+    norm_layers.py   norm layers, tied or not   while_training.py what shrinking saves
 """
 
 from types import ModuleType
@@ -42,8 +43,9 @@ from experiments.studies import (
     refits,
     schedules,
     variants,
+    while_training,
 )
 
 _ALL = (behaviour, first_layer, pareto, variants, autograd, num_clusters, refits)
-_ALL += (generalisation, l1_steps, schedules, norm_layers)
+_ALL += (generalisation, l1_steps, schedules, norm_layers, while_training)
 STUDIES: dict[str, ModuleType] = {study.__name__.rpartition(".")[2]: study for study in _ALL}

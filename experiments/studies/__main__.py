@@ -52,7 +52,7 @@ def _go(options: argparse.Namespace) -> None:
             short = options.shorter > 1
             driver.collect(study, done, folder / "data.json" if short else record)
             if hasattr(study, "MARK") and not short:
-                document = driver.DOCUMENT
+                document = driver.document_of(study)
                 document.write_text(driver.written(study, document.read_text()))
 
 

@@ -1,7 +1,7 @@
 """Runs a study in processes: finished runs are kept, the others run, and the data collected.
 
 Takes     a study, and a folder in which each finished run is one file.
-Gives     the study's data file, and its table in docs/method.md if it has one.
+Gives     the study's data file, and its table in a document if it has one.
 Unaware   of what a study measures.
 """
 
@@ -21,7 +21,6 @@ from reefknot.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "experiments" / "records" / "figures"
-DOCUMENT = ROOT / "docs" / "method.md"
 
 Done = dict[str, Any]
 
@@ -34,6 +33,11 @@ def name_of(study: ModuleType) -> str:
 def record_of(study: ModuleType) -> Path:
     """The data file of a study."""
     return RECORDS / f"{name_of(study)}.json"
+
+
+def document_of(study: ModuleType) -> Path:
+    """The document that has the study's table."""
+    return ROOT / "docs" / str(getattr(study, "DOCUMENT", "method.md"))
 
 
 def finished(study: ModuleType, folder: Path) -> Done:

@@ -147,7 +147,7 @@ def test_what_stats_tell_is_in_the_table_of_the_method():
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if hasattr(STUDIES[name], "MARK")])
 def test_the_tables_of_studies_are_those_of_their_records(name):
-    text = driver.DOCUMENT.read_text()
+    text = driver.document_of(STUDIES[name]).read_text()
     assert driver.written(STUDIES[name], text) == text
 
 

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from experiments.figures import FIGURES, besides, errors, page, pareto, style
+from experiments.figures import FIGURES, besides, errors, page, pareto, style, while_training
 from PIL import Image
 
 DRAWN = [figure for figure in FIGURES if page.read(figure) is not None]
@@ -23,7 +23,7 @@ def test_there_are_the_ten_figures_of_the_paper() -> None:
     assert [figure.NUMBER for figure in FIGURES] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("figure", DRAWN, ids=page.name_of)
+@pytest.mark.parametrize("figure", [*DRAWN, while_training], ids=page.name_of)
 def test_a_committed_figure_is_what_its_data_gives(figure) -> None:
     for theme in (style.LIGHT, style.DARK):
         with style.styled(theme):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.figures import FIGURES, besides, local_filter
+from experiments.figures import while_training as figure_of_while_training
 from experiments.figures.style import LIGHT, styled, svg
 from experiments.studies import (
     STUDIES,
@@ -17,6 +18,7 @@ from experiments.studies import (
     generalisation,
     num_clusters,
     training,
+    while_training,
 )
 from experiments.studies.refits import without_last_refit
 from experiments.studies.variants import refit_exactly
@@ -140,6 +142,26 @@ def test_a_study_gives_data_that_its_figure_is_drawn_from(name, monkeypatch) -> 
         assert figure.found(data).endswith(".")
     if name in besides.SENTENCES:
         assert besides.SENTENCES[name](data).endswith(".")
+
+
+def test_steps_of_a_run_that_shrinks_are_timed_and_drawn(monkeypatch) -> None:
+    monkeypatch.setitem(DATASETS, "mnist", a_few_images)
+    monkeypatch.setattr(training, "SHORTER", 1)
+    run = json.loads(json.dumps(while_training.measure("lenet-300-100", 3_000, 40)))
+    assert [phase["phase"] for phase in run["phases"]] == [
+        "sparsify",
+        "recover",
+        "commit",
+        "frozen",
+    ]
+    assert run["phases"][0]["macs"] == run["phases"][0]["whole_macs"] == 266_200
+    assert run["phases"][-1]["macs"] < 266_200 / 2
+    assert len(run["ms"]["whole"]) == len(run["ms"]["shrunk"]) == 40
+    assert run["same_zeros"] > 0.99
+    data = dict.fromkeys(while_training.CASES, run)
+    assert while_training.table(data).count("\n") == 5
+    with styled(LIGHT):
+        assert "recover" not in svg(figure_of_while_training.draw(data, LIGHT))  # too short a phase
 
 
 def test_three_networks_are_measured_and_drawn(monkeypatch) -> None:

@@ -59,6 +59,11 @@ def norm_and_dropout():
     )
     model.register_forward_pre_hook(pause)
     return model
+
+def wide():
+    model = nn.Sequential(nn.Linear(6, 60), nn.ReLU(), nn.Dropout(0.3), nn.Linear(60, 3))
+    model.register_forward_pre_hook(pause)
+    return model
 """
 
 CONFIG = """
@@ -95,12 +100,14 @@ class Case(NamedTuple):
     checkpoint: int = 6
     settings: str = TYING
     steps: int = 0  # of a budget, in place of `soft` and `hard`
+    shrink: bool = False
 
     @property
     def text(self) -> str:
         """The configuration as TOML."""
         parts = f"soft_steps = {self.soft}\nhard_steps = {self.hard}"
         length = f"steps = {self.steps}" if self.steps else parts
+        length += "\nshrink = true" if self.shrink else ""
         return CONFIG.format(**self._asdict(), length=length)
 
 
@@ -117,6 +124,7 @@ BUDGET = Case(
     settings="target_bytes = 420",
     steps=200,
 )
+SHRUNK = Case(model="wide", options="", settings="target_density = 0.1", steps=100, shrink=True)
 # The phases of 200 steps and where they end.
 PHASES = {"sparsify": 132, "recover": 144, "commit": 196, "frozen": 200}
 
@@ -291,15 +299,44 @@ def test_a_budget_goes_through_all_of_its_phases_and_ends_at_its_size() -> None:
     assert len(whole["model"]) <= 420
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_run_killed_in_any_phase_of_a_budget_resumes_bit_for_bit(server: Any, phase: str) -> None:
-    out = Path(f"killed-budget-{phase}")
-    process = start(server, arguments(BUDGET, str(out)), pause=0.004)
+def killed_in(phase: str, case: Case, server: Any, out: Path) -> None:
+    process = start(server, arguments(case, str(out)), pause=0.004)
     strike(process, out, lambda rows: bool(rows) and rows[-1]["phase"] == phase, signal.SIGKILL)
     assert process.exitcode == -signal.SIGKILL
     assert not (out / "record.json").exists()
     assert rows_of(out)[-1]["phase"] == phase
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_killed_in_any_phase_of_a_budget_resumes_bit_for_bit(server: Any, phase: str) -> None:
+    out = Path(f"killed-budget-{phase}")
+    killed_in(phase, BUDGET, server, out)
     resume(BUDGET, str(out))
+
+
+@pytest.mark.parametrize("phase", ["commit", "frozen"])
+def test_a_killed_run_that_shrinks_while_it_trains_resumes_bit_for_bit(
+    server: Any, phase: str
+) -> None:
+    out = Path(f"killed-shrunk-{phase}")
+    killed_in(phase, SHRUNK, server, out)
+    resume(SHRUNK, str(out))
+
+
+def test_a_run_that_shrinks_leaves_units_out_once_zeros_are_fixed() -> None:
+    """Dropout has fewer numbers to draw then, so that losses are others."""
+    rows, whole = (
+        uninterrupted(SHRUNK._replace(shrink=shrink))["rows"] for shrink in (True, False)
+    )
+    losses = {
+        phase: [
+            [row["loss"] for row in own if (row["phase"] == "sparsify") == (phase == "sparsify")]
+            for own in (rows, whole)
+        ]
+        for phase in ("sparsify", "later")
+    }
+    assert losses["sparsify"][0] == losses["sparsify"][1]
+    assert losses["later"][0] != losses["later"][1]
 
 
 class StopAt:

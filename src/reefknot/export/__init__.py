@@ -5,9 +5,10 @@ Gives     files that need neither Python nor torch; what they cannot express is 
 Unaware   of methods and of training.
 
     source.py        a module with the values of a file, as a program
-    trace.py         a module to layers, by torch.fx
+    chain.py         a module to layers, by torch.fx
     layers.py        what each layer of torch becomes
     program.py       layers with numpy values, no torch
+    activations.py   functions of an element in numpy, C and JavaScript
     stages.py        layers fused, their buffers in one arena
     weight_bits.py   weights as steps and values, a string of bits
     prefix_code.py   Huffman's code

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, ReefknotError
+from reefknot.export.activations import ACTIVATIONS
 from reefknot.export.c_tables import (
     defines,
     float_literal,
@@ -180,23 +181,13 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: b
 
 # -- functions that differ from network to network -------------------------------------------
 
-_FORMULAS = {
-    "relu": "x < 0 ? 0 : x",
-    "leaky_relu": "x < 0 ? {slope} * x : x",
-    "clip": "x < {low} ? {low} : x > {high} ? {high} : x",
-    "sigmoid": "1 / (1 + expf(-x))",
-    "tanh": "tanhf(x)",
-    "silu": "x / (1 + expf(-x))",
-    "gelu": "x * 0.5f * (1 + erff(x * 0.70710678f))",
-}
-
 
 def _activations(planned: Plan) -> list[str]:
     """The function `activated`, and `finish`, a softmax or nothing."""
     kinds = kinds_of(planned)[1:]
     cases = ""
     for number, (kind, slope, low, high) in enumerate(kinds, start=1):
-        formula = _FORMULAS[kind].format(
+        formula = ACTIVATIONS[kind].c.format(
             slope=float_literal(slope), low=float_literal(low), high=float_literal(high)
         )
         cases += f"    if (kind == {number})\n        return {formula};\n"

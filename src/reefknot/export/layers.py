@@ -23,7 +23,7 @@ class UnsupportedError(Exception):
 def _array(tensor: Any, fallback: int = 0) -> np.ndarray:
     if not isinstance(tensor, Tensor):
         return np.zeros(fallback, np.float32)
-    array = np.ascontiguousarray(tensor.detach().numpy())
+    array = np.ascontiguousarray(tensor.detach().numpy(), np.float32)
     return np.where(array == 0, np.float32(0), array)  # -0.0 is no value of its own
 
 

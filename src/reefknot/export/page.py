@@ -19,6 +19,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, did_you_mean
+from reefknot.export.activations import ACTIVATIONS
+from reefknot.export.chain import program as chain_of
 from reefknot.export.program import (
     Activation,
     Conv2d,
@@ -32,7 +34,6 @@ from reefknot.export.program import (
     Softmax,
 )
 from reefknot.export.source import Source, example_of, with_values
-from reefknot.export.trace import trace
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode
 from reefknot.rates import rate_file
@@ -93,7 +94,7 @@ def html(
         )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
-    program = trace(with_values(source, model), example_of(model, example_input))
+    program = chain_of(with_values(source, model), example_of(model, example_input))
     width = _width(program)
     network = _network(program, state)
     record = {} if isinstance(source, TiedState) else _record(Path(source), len(data))
@@ -155,7 +156,8 @@ def _written(layer: Layer, values: dict[str, tuple[str, np.ndarray]]) -> str:
     if isinstance(layer, Flatten):
         return ""
     if isinstance(layer, Activation):
-        return _ACTIVATIONS[layer.kind].format(slope=layer.slope, low=layer.low, high=layer.high)
+        text = ACTIVATIONS[layer.kind].javascript
+        return text.format(slope=layer.slope, low=layer.low, high=layer.high)
     if isinstance(layer, Softmax):
         raise ConfigError(f"{layer.name!r} is a Softmax inside the network, which a page cannot do")
     if isinstance(layer, Pool):
@@ -189,8 +191,8 @@ def _check_values(layer: Linear | Conv2d, values: dict[str, tuple[str, np.ndarra
     """The page finds a layer's values by its name: they must be there, and be used as they are."""
     if layer.scale is not None:
         raise ConfigError(
-            f"a BatchNorm follows {layer.name!r}, which a page cannot do; fold it into the layer "
-            "before training ends"
+            f"a BatchNorm follows {layer.name!r}, which a page cannot do; "
+            "reefknot.fold_batchnorm(model) makes it part of the layer: export what it gives"
         )
     for part in ("weight", "bias"):
         name, wanted = f"{layer.name}.{part}", getattr(layer, part)
@@ -205,20 +207,6 @@ def _check_values(layer: Linear | Conv2d, values: dict[str, tuple[str, np.ndarra
             )
         if tag != "F32" or not np.array_equal(found, wanted):
             raise ConfigError(f"{name!r} is of type {tag}; a page reads float32 (F32)")
-
-
-_ACTIVATIONS = {
-    "relu": "v=>v>0?v:0",
-    "leaky_relu": "v=>v<0?{slope!r}*v:v",
-    "clip": "v=>Math.min(Math.max(v,{low!r}),{high!r})",
-    "sigmoid": "v=>1/(1+Math.exp(-v))",
-    "tanh": "Math.tanh",
-    "silu": "v=>v/(1+Math.exp(-v))",
-    # Abramowitz and Stegun 7.1.26: within 1.5e-7 of the error function.
-    "gelu": "v=>{{let s=Math.abs(v)*Math.SQRT1_2,t=1/(1+.3275911*s),e=((((1.061405429*t"
-    "-1.453152027)*t+1.421413741)*t-.284496736)*t+.254829592)*t*Math.exp(-s*s)/2;"
-    "return v*(v<0?e:1-e)}}",
-}
 
 
 # -- the file --------------------------------------------------------------------------------

@@ -1,18 +1,19 @@
 """A network as a list of layers with numpy values: what the exporters write in other languages.
 
-Takes     layers in the order they run, each with its shapes, made by `trace`.
-Gives     `Program`, which can run itself (slowly, to check others by) and drop its dead units.
+Takes     layers in the order they run, each with its shapes, made by `chain`.
+Gives     `Program`, which can run itself (slowly, to check others by).
 Unaware   of torch, of files and of the language that it becomes.
 
 Shapes are those of one example, without the batch: (channels, height, width) or (features,). Values
 are float32. A BatchNorm is folded before, as a `scale` for each output: tied weights stay tied.
 """
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from reefknot.export.activations import ACTIVATIONS
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
@@ -121,34 +122,11 @@ def _run(layer: Layer, x: np.ndarray) -> np.ndarray:
         windows = _windows(x, layer.kernel, layer.stride, layer.padding, (1, 1), outside)
         return windows.max((3, 4)) if layer.kind == "max" else windows.mean((3, 4))
     if isinstance(layer, Activation):
-        return activated(layer, x)
+        return ACTIVATIONS[layer.kind].numpy(x, layer.slope, layer.low, layer.high)
     if isinstance(layer, Softmax):
         log = x - x.max() - np.log(np.exp(x - x.max()).sum())
         return log if layer.log else np.exp(log)
     return x.reshape(layer.out_shape)
-
-
-def activated(layer: Activation, x: np.ndarray) -> np.ndarray:
-    """The function of an activation, element by element."""
-    if layer.kind == "relu":
-        return np.maximum(x, 0)
-    if layer.kind == "leaky_relu":
-        return np.where(x < 0, layer.slope * x, x)
-    if layer.kind == "clip":
-        return np.clip(x, layer.low, layer.high)
-    if layer.kind == "tanh":
-        return np.tanh(x)
-    if layer.kind == "gelu":
-        half = np.vectorize(_half_normal, otypes=[np.float64])
-        return np.asarray(x * half(x))
-    sigmoid = 0.5 * (1 + np.tanh(0.5 * x))
-    return sigmoid if layer.kind == "sigmoid" else x * sigmoid
-
-
-def _half_normal(x: float) -> float:
-    from math import erf, sqrt
-
-    return 0.5 * (1 + erf(x / sqrt(2)))
 
 
 def _windows(
@@ -170,76 +148,3 @@ def _convolved(layer: Conv2d, x: np.ndarray) -> np.ndarray:
     if layer.scale is not None:
         y = y * layer.scale[:, None, None]
     return y + layer.bias[:, None, None]
-
-
-# -- dead units ------------------------------------------------------------------------------
-
-
-def without_dead_units(program: Program) -> Program:
-    """The same function with fewer units: those without inputs, and those that nothing uses.
-
-    A unit without weights is a constant, which goes into the biases of the layer that uses it; if
-    that layer pads, only a zero can go. Inputs and outputs of the program all stay.
-    """
-    layers = list(program.layers)
-    weighted = [i for i, layer in enumerate(layers) if isinstance(layer, Linear | Conv2d)]
-    changed = True
-    while changed:  # a unit that goes may leave another one without use
-        changed = False
-        for first, second in pairwise(weighted):
-            between = layers[first + 1 : second]
-            if any(isinstance(layer, Softmax) for layer in between):
-                continue
-            changed |= _drop_between(layers, first, second)
-    return replace(program, layers=tuple(layers))
-
-
-def _drop_between(layers: list[Layer], first: int, second: int) -> bool:
-    """Drop units of layer `first` that `second` can do without; whether there were any."""
-    one, two = layers[first], layers[second]
-    assert isinstance(one, Linear | Conv2d)
-    assert isinstance(two, Linear | Conv2d)
-    grouped = [layer for layer in (one, two) if isinstance(layer, Conv2d) and layer.groups > 1]
-    if grouped:
-        return False
-    units = len(one.weight)
-    used = two.weight.reshape(len(two.weight), units, -1)  # (outputs, units, their places)
-    constant = ~one.weight.any(tuple(range(1, one.weight.ndim)))
-    values = _constants(one, layers[first + 1 : second])
-    pads = any(isinstance(layer, Pool | Conv2d) and any(layer.padding) for layer in
-               layers[first + 1 : second + 1])  # fmt: skip
-    foldable = constant & (values == 0) if pads else constant
-    alive = ~foldable & used.any((0, 2))
-    if alive.all() or not alive.any():
-        return False
-    gone = used.astype(np.float64).sum(2) @ np.where(foldable & ~alive, values, 0.0)
-    if two.scale is not None:
-        gone = gone * two.scale
-    bias = (two.bias + gone).astype(np.float32)
-    weight = used[:, alive].reshape(len(two.weight), -1, *two.weight.shape[2:])
-    scale = None if one.scale is None else one.scale[alive]
-    layers[first] = replace(one, weight=one.weight[alive], bias=one.bias[alive], scale=scale)
-    layers[second] = replace(two, weight=weight, bias=bias)
-    left = int(alive.sum())
-    for at in range(first, second + 1):  # shapes between the two
-        layer = layers[at]
-        layers[at] = replace(
-            layer,
-            in_shape=layer.in_shape if at == first else _resized(layer.in_shape, units, left),
-            out_shape=layer.out_shape if at == second else _resized(layer.out_shape, units, left),
-        )
-    return True
-
-
-def _constants(one: Linear | Conv2d, between: list[Layer]) -> np.ndarray:
-    """What each unit gives to the next layer if all of its weights are zero."""
-    values = one.bias.astype(np.float64)
-    for layer in between:
-        if isinstance(layer, Activation):
-            values = activated(layer, values)
-    return values
-
-
-def _resized(shape: Shape, units: int, left: int) -> Shape:
-    """The shape with fewer units: a flattened one has several places for each."""
-    return (shape[0] // units * left, *shape[1:])

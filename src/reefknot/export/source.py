@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError
-from reefknot.export.program import Program, without_dead_units
-from reefknot.export.trace import trace
+from reefknot.export.chain import program
+from reefknot.export.program import Program
 from reefknot.loading import load, tensors
+from reefknot.shrinking.network import shrink
 from reefknot.state import TiedState
 
 Source = Path | str | TiedState | None
@@ -27,8 +28,9 @@ def program_of(source: Source, model: nn.Module, example_input: Tensor | None = 
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
-    filled = with_values(source, model)
-    return without_dead_units(trace(filled, example_of(model, example_input)))
+    filled, example = with_values(source, model), example_of(model, example_input)
+    program(filled, example)  # what cannot be expressed is told of the network as it was
+    return program(shrink(filled, example, selects=False).model, example)
 
 
 def with_values(source: Source, model: nn.Module) -> nn.Module:

@@ -54,7 +54,7 @@ class Shrunk:
         return sum(row.macs[0] for row in self.table), sum(row.macs[1] for row in self.table)
 
 
-def shrink(model: nn.Module, example_input: Any) -> Shrunk:
+def shrink(model: nn.Module, example_input: Any, *, selects: bool = True) -> Shrunk:
     """Take dead units out of a network; its outputs in evaluation stay, but for rounding.
 
     Rows, filters, channels and inputs go that are zero, feed only zeros, or are constants that the
@@ -66,12 +66,13 @@ def shrink(model: nn.Module, example_input: Any) -> Shrunk:
     Args:
         model: any module that `torch.fx` can trace; parts that it cannot are left alone.
         example_input: a tensor, or a tuple of them, as the model takes them; a batch of one.
+        selects: whether a `Select` may be put in front of a dense layer.
     """
     found = analyse(model, example_input)
     whole: frozenset[Node] = frozenset()
     while True:
         kept = Kept(found, whole)
-        smaller = Cut(model, found, kept)
+        smaller = Cut(model, found, kept, selects=selects)
         odd = smaller.first_misfit(example_input)
         if odd is None:
             break

@@ -11,6 +11,7 @@ can be put in the place of the old one. A submodule that fx cannot trace is one 
 
 import copy
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import Node, map_arg
 
-from reefknot.errors import ReefknotError
+from reefknot.errors import ConfigError
 
 # Names under which one operation is known as a function, a method and a module, "_" left out.
 _SAME = {
@@ -104,7 +105,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
             own.values = _run(own, [_on_cpu(value) for value in inputs])
         except (RuntimeError, TypeError, ValueError) as error:
             shapes = [tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in inputs]
-            raise ReefknotError(
+            raise ConfigError(
                 f"{type(model).__name__} does not take the example input of shape "
                 f"{', '.join(map(str, shapes))}: {' '.join(str(error).split())}"
             ) from error
@@ -118,7 +119,7 @@ def followed(model: nn.Module) -> tuple[fx.Graph, list[Unfollowed]]:
         return tracer.trace(model), tracer.unfollowed
     except Exception as error:  # fx raises all kinds for code that depends on values
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ReefknotError(
+        raise ConfigError(
             f"{type(model).__name__} cannot be followed by torch.fx: {reason}; "
             "put what depends on values into a module of its own"
         ) from error
@@ -137,7 +138,8 @@ def _run(trace: Trace, inputs: Sequence[Any]) -> dict[Node, Any]:
     """The value of every node; nothing is overwritten by operations in place."""
     values: dict[Node, Any] = {}
     given = iter(inputs)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice on speed
         for node in trace.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(given, node.args[0] if node.args else None)

@@ -323,7 +323,10 @@ def test_the_command_takes_a_network_of_ones_own(tmp_path, monkeypatch):
         (("--model", "lenet"), "unknown network 'lenet'"),
         (("--model", "lenet-5-caffe"), "does not fit the model"),
         (("--model", "lenet-300-100", "--input", "28x0"), "expected a shape such as 1x28x28"),
-        (("--model", "lenet-300-100", "--input", "1x9"), "does not take an input of shape"),
+        (
+            ("--model", "lenet-300-100", "--input", "1x9"),
+            "does not take the example input of shape",
+        ),
         (("--model", "lenet-300-100", "--mean", "3"), "belong to --input u8"),
         (
             ("--model", "lenet-300-100", "--input", "u8", "--mean", "300"),

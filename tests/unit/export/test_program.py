@@ -8,9 +8,9 @@ from torch import nn
 
 import reefknot
 from reefknot.errors import ConfigError
-from reefknot.export.program import Conv2d, Flatten, Linear, Softmax, without_dead_units
+from reefknot.export.chain import program
+from reefknot.export.program import Conv2d, Flatten, Linear, Softmax
 from reefknot.export.source import program_of
-from reefknot.export.trace import trace
 from reefknot.zoo import INPUTS, NETWORKS
 
 
@@ -72,17 +72,17 @@ EXAMPLES = list(examples())
 )
 def test_a_program_computes_what_the_module_does(model, shape):
     x = torch.randn(1, *shape)
-    program = trace(ready(model), x)
+    found = program(ready(model), x)
     with torch.no_grad():
         expected = model(x).numpy()[0]
-    assert program.in_shape == shape
-    assert program.out_shape == expected.shape
-    np.testing.assert_allclose(program.run(x.numpy()), expected, atol=2e-6)
+    assert found.in_shape == shape
+    assert found.out_shape == expected.shape
+    np.testing.assert_allclose(found.run(x.numpy()), expected, atol=2e-6)
 
 
 def test_layers_have_names_shapes_and_values():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3), nn.LogSoftmax(dim=1))
-    conv, flat, linear, last = trace(model, torch.zeros(1, 1, 4, 4)).layers
+    conv, flat, linear, last = program(model, torch.zeros(1, 1, 4, 4)).layers
     assert (type(conv), type(flat), type(linear), type(last)) == (Conv2d, Flatten, Linear, Softmax)
     assert [layer.name for layer in (conv, flat, linear, last)] == ["0", "1", "2", "3"]
     assert (conv.in_shape, conv.out_shape, linear.out_shape) == ((1, 4, 4), (2, 2, 2), (3,))
@@ -115,7 +115,7 @@ class TwoOutputs(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.Hardshrink()), (4,), "'1' is a Hardshrink"),
         (nn.Sequential(nn.LSTM(4, 4)), (4,), "'0'"),
         (Branch(), (4,), "add"),
-        (Conditional(), (4,), "torch.fx cannot follow Conditional"),
+        (Conditional(), (4,), "Conditional cannot be followed by torch.fx"),
         (TwoOutputs(), (4,), "something else than one tensor"),
         (nn.Sequential(nn.BatchNorm1d(4)), (4,), "'0' is a BatchNorm that does not follow"),
         (
@@ -126,20 +126,20 @@ class TwoOutputs(nn.Module):
         (nn.Sequential(nn.Conv2d(1, 1, 2, padding="same")), (1, 5, 5), "'0' is padded by"),
         (nn.Sequential(nn.Conv2d(1, 1, 3, 1, 1, padding_mode="circular")), (1, 5, 5), "circular"),
         (nn.Sequential(nn.Linear(4, 2)), (3, 4), "'0' works on the last"),
-        (nn.Sequential(nn.Linear(4, 2)), (5,), "does not take an input of shape (1, 5)"),
+        (nn.Sequential(nn.Linear(4, 2)), (5,), "does not take the example input of shape (1, 5)"),
         (nn.Sequential(nn.AdaptiveAvgPool2d(2)), (1, 5, 5), "windows of different sizes"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_expressed_is_one_sentence_that_names_the_layer(model, shape, words):
     with pytest.raises(ConfigError) as error:
-        trace(model.eval(), torch.randn(1, *shape))
+        program(model.eval(), torch.randn(1, *shape))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_an_example_is_a_batch_of_one():
     with pytest.raises(ConfigError, match="batch of one"):
-        trace(nn.Linear(4, 2), torch.zeros(2, 4))
+        program(nn.Linear(4, 2), torch.zeros(2, 4))
 
 
 # -- dead units ------------------------------------------------------------------------------
@@ -157,10 +157,9 @@ def test_dead_units_go_and_the_function_stays():
     model = emptied(NETWORKS["lenet-300-100"](), 0.003)
     nn.init.normal_(model.fc1.bias)  # constants that must be carried on
     x = torch.randn(1, 1, 28, 28)
-    program = trace(model, x)
-    small = without_dead_units(program)
-    assert small.num_weights < program.num_weights / 4
-    np.testing.assert_allclose(small.run(x.numpy()), program.run(x.numpy()), atol=1e-6)
+    whole, small = program(model, x), program_of(None, model, x)
+    assert small.num_weights < whole.num_weights / 4
+    np.testing.assert_allclose(small.run(x.numpy()), whole.run(x.numpy()), atol=1e-6)
     for layer in small.layers:
         if isinstance(layer, Linear) and layer.name != "fc3":
             assert layer.weight.any(1).all()
@@ -179,7 +178,7 @@ def test_dead_channels_go_through_pooling_and_flattening():
         model[3].weight[1] = 0  # a constant, after tanh
         model[7].weight.view(4, 5, 4)[:, 3] = 0  # nothing uses it
     x = torch.randn(1, 1, 14, 14)
-    small = without_dead_units(trace(model, x))
+    small = program_of(None, model, x)
     assert [layer.out_shape for layer in small.layers] == [
         (4, 12, 12), (4, 12, 12), (4, 6, 6), (3, 4, 4), (3, 4, 4), (3, 2, 2), (12,), (4,),
     ]  # fmt: skip
@@ -192,7 +191,7 @@ def test_a_constant_that_is_padded_stays_unless_it_is_zero():
         model[0].weight[:2] = 0
         model[0].bias[:] = torch.tensor([1.0, 0.0, 1.0])
     x = torch.randn(1, 1, 5, 5)
-    small = without_dead_units(trace(model, x))
+    small = program_of(None, model, x)
     assert small.layers[0].out_shape == (2, 5, 5)
     np.testing.assert_allclose(small.run(x.numpy()), model(x)[0].detach(), atol=1e-6)
 
@@ -205,8 +204,8 @@ def test_values_come_from_the_file_and_the_module_stays_as_it_was(tmp_path):
     trained, fresh = nn.Linear(6, 2), nn.Linear(6, 2)
     before = fresh.weight.clone()
     reefknot.save(reefknot.cluster(trained.state_dict(), keep=["*"]), tmp_path / "model.reef")
-    program = program_of(tmp_path / "model.reef", fresh)
-    np.testing.assert_array_equal(program.layers[0].weight, trained.weight.detach())
+    found = program_of(tmp_path / "model.reef", fresh)
+    np.testing.assert_array_equal(found.layers[0].weight, trained.weight.detach())
     assert torch.equal(before, fresh.weight)
     assert program_of(None, fresh).layers[0].weight[0, 0] == fresh.weight[0, 0].item()
 
