@@ -19,10 +19,15 @@ TERSER = "terser@5.51.2"
 # Properties of objects that never leave the decoder.
 PRIVATE = "book|isFast|streamBytes|crc|magnitudes"
 COMPRESS = "passes=4,ecma=2020,unsafe_arrows,unsafe_math,unsafe_methods,keep_fargs=false"
-# What the decoder of a page can do without: indexed files, names of types, and names of no UTF-8.
+# What the decoder of a page can do without: indexed files, other versions, names of types, and
+# names of no UTF-8.
 CUTS = {
     "export const decode": "const decode",
     "file[3] >> 7": "0",
+    '  check(file[3] % 128 != 2, "a .reef of version 2: use reefknot unpack");\n': "",
+    '(ok, why = "not a valid .reef file") => {\n  if (!ok) throw Error(why)': (
+        '(ok) => {\n  if (!ok) throw Error("not a valid .reef file")'
+    ),
     "isFast ? symbols(number, book.values.length) : tied(shape, book)": "tied(shape, book)",
     "(isFast ? fastRows : kept)": "kept",
     "type: NAMES[type], ": "",

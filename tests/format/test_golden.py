@@ -29,8 +29,10 @@ def test_golden_files_are_read(path):
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
 def test_golden_files_are_still_written(path):
-    _, name, effort = re.fullmatch(r"(v1)-(.*)-(auto|fast)", path.stem).groups()
-    assert encode(EXAMPLES[name](), effort) == path.read_bytes()
+    version, name, effort = re.fullmatch(r"v([12])-(.*)-(auto|fast)", path.stem).groups()
+    data = encode(EXAMPLES[name](), effort)
+    assert data == path.read_bytes()
+    assert data[3] & 0x7F == int(version)
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)

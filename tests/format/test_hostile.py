@@ -55,7 +55,8 @@ def test_other_files_are_refused():
     refused(b"", "not a .reef file")
     refused(b"PK\3\4" + bytes(100), "not a .reef file")
     refused(b"REEF\0" + bytes(100), "version 0")
-    refused(b"REF\2" + bytes(100), "version 02 is unknown")
+    refused(b"REF\3" + bytes(100), "version 03 is unknown")
+    refused(b"REF\x80" + bytes(100), "version 80 is unknown")
     refused(b"REF\1abc", "too few")
     refused(b"REF\x81abcdefg", "too few")
 

@@ -1,5 +1,5 @@
 /**
- * A reader of `.reef` files (version 1) in JavaScript, without dependencies.
+ * A reader of `.reef` files (version 1; it refuses version 2) in JavaScript, without dependencies.
  *
  * Takes     the bytes of a file (Uint8Array), and how much its tensors may take up once decoded.
  * Gives     `decode`: a list of {name, type, shape, bytes, start, end}, aliases last; or an Error for what the format refuses.
@@ -19,8 +19,8 @@ const product = (shape) => shape.reduce((a, b) => a * b, 1);
 const letter = String.fromCharCode;
 const zeros = (length, kind = Uint8Array) => new kind(length);
 
-const check = (ok) => {
-  if (!ok) throw Error("not a valid .reef file");
+const check = (ok, why = "not a valid .reef file") => {
+  if (!ok) throw Error(why);
 };
 
 const little = (bytes, at, length = 4) => {
@@ -546,6 +546,7 @@ const fastRows = (length, unit) => {
 export const decode = (file, limit = 2 ** 28) => {
   const length = file.length;
   const isIndexed = file[3] >> 7;
+  check(file[3] % 128 != 2, "a .reef of version 2: use reefknot unpack");
   const start = isIndexed ? length - 8 - little(file, length - 8) : 4;
   check(little(file, 0) % 2 ** 31 == 0x1464552 && length > 7 && start > 3);
   check(checksum([...file.subarray(0, 4), ...file.subarray(start, -4)]) == little(file, length - 4));
