@@ -126,6 +126,8 @@ def pack(
     elif settings.lossless and budget is None:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
         count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
+        scaled = sum(change.done.startswith("integers") for change in packed.changes)
+        count += f", {scaled:,} of integers and scales (version 2)" if scaled else ""
         click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
     else:
         _print(_changes(packed))

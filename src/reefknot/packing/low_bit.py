@@ -100,8 +100,9 @@ def layouts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     found = {(size, 1)}
     for axis in range(len(shape)):
         found.add((int(np.prod(shape[axis + 1 :], dtype=np.int64)), shape[axis]))
-    for run in (*GROUPS, shape[-1]) if shape else ():
-        if run and shape[-1] % run == 0:
+    row = size // shape[0] if len(shape) > 1 and shape[0] else size
+    for run in (*GROUPS, *shape[-1:]):
+        if run and row % run == 0:
             found.add((run, size // run))
     for run, count in sorted(found, key=lambda layout: layout[1]):
         if count and size >= MIN_GROUP * count:
