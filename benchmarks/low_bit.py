@@ -11,12 +11,12 @@ gives back as floats is the checkpoint that people have; `pack` makes a `.reef` 
 import argparse
 import io
 import json
+import logging
 import lzma
 import zipfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 import reefknot as reef
@@ -106,7 +106,7 @@ def of_torch(matrices, others, path):
 
 
 def of_coremltools(bits, matrices, others, path):
-    """Palettes of coremltools; its file is indices and palettes, as its weight.bin has them."""
+    """Palettes of coremltools. In place of its file: palettes and packed indices, with no header."""
     from coremltools.optimize.torch.palettization import (
         PostTrainingPalettizer,
         PostTrainingPalettizerConfig,
@@ -146,17 +146,14 @@ CHECKPOINTS = {
 
 def row(name, matrices, others, folder):
     ending, tool, *settings = CHECKPOINTS[name]
-    theirs, source, packed = (folder / f"low-bit.{end}" for end in (ending, "safetensors", "reef"))
+    theirs, packed = folder / f"low-bit.{ending}", folder / "low-bit.reef"
     floats = tool(*settings, matrices, others, theirs)
     state = {key: w.clone() for key, w in {**floats, **others}.items()}
-    save_file(state, source)
     reef.pack(state, packed)
     loaded = reef.load(packed)
     for key, w in state.items():
-        assert w.dtype == loaded[key].dtype
-        assert w.numpy(force=True).tobytes() == loaded[key].numpy(force=True).tobytes() if (
-            w.dtype != torch.bfloat16
-        ) else torch.equal(w.view(torch.int16), loaded[key].view(torch.int16)), key
+        assert w.dtype == loaded[key].dtype and w.shape == loaded[key].shape, key
+        assert torch.equal(*(x.flatten().view(torch.uint8) for x in (w, loaded[key]))), key
     data = packed.read_bytes()
     xz = len(lzma.compress(theirs.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
     number = sum(w.numel() for w in state.values())
@@ -174,6 +171,7 @@ def main():
     parser.add_argument("--json", type=Path, help="where results are written")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    logging.getLogger("coremltools").setLevel(logging.WARNING)
     matrices, others = crepe(given.crepe, given.network)
     rows = []
     for name in CHECKPOINTS:
