@@ -68,7 +68,8 @@ def of_bitnet(kind, matrices, others, path):
 def of_torchao(make, dtype, matrices, others, path):
     from torchao.quantization import quantize_
 
-    floats, kept = {}, {name: w.to(dtype) for name, w in others.items()}
+    floats = {n: w.to(dtype) if w.is_floating_point() else w for n, w in others.items()}
+    kept = dict(floats)
     for name, w in matrices.items():
         model = nn.Sequential(nn.Linear(w.shape[1], w.shape[0], bias=False, dtype=dtype))
         model[0].weight.data.copy_(w)
@@ -148,7 +149,7 @@ def row(name, matrices, others, folder):
     ending, tool, *settings = CHECKPOINTS[name]
     theirs, packed = folder / f"low-bit.{ending}", folder / "low-bit.reef"
     floats = tool(*settings, matrices, others, theirs)
-    state = {key: w.clone() for key, w in {**floats, **others}.items()}
+    state = {key: w.clone() for key, w in {**others, **floats}.items()}
     reef.pack(state, packed)
     loaded = reef.load(packed)
     for key, w in state.items():
