@@ -107,7 +107,7 @@ def test_what_tools_quantise_is_found(run, largest, kind, tag):
     low = find(values, DTYPES[tag])
     assert low is not None
     assert bits(elements(low)) == bits(values)
-    assert low.scales.run == run or tag == "BF16"  # whose few bits may fit in coarser groups
+    assert low.scales.run == run
     if tag == "F32":
         assert np.abs(low.integers.astype(int)).max() == largest
         if kind == "<f2":  # the scales of others' files have the bits that they had
@@ -155,6 +155,20 @@ def test_groups_of_zeros_and_large_and_tiny_scales():
     assert low.layout == (32, 6)
     assert low.scales.values[1] == 0
     assert bits(elements(low)) == bits(values)
+
+
+@pytest.mark.parametrize("tag", ["F32", "BF16"])
+@pytest.mark.parametrize("run", [16, 32, 96, 960])
+def test_groups_of_any_length_are_found_a_part_at_a_time(monkeypatch, tag, run):
+    values = rounded(quantised(weights((10, 96)), run, 3).astype("f8"), DTYPES[tag])
+    whole = find(values, DTYPES[tag])
+    monkeypatch.setattr("reefknot.packing.low_bit.CHUNK", 64)
+    parts = find(values, DTYPES[tag])
+    assert parts.layout == whole.layout == (run, 960 // run)
+    assert bits(parts.integers) == bits(whole.integers)
+    assert bits(elements(parts)) == bits(values)
+    other = rounded(weights((10, 96)).astype("f8"), DTYPES[tag])
+    assert find(other, DTYPES[tag]) is None
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 1.2345e-5])

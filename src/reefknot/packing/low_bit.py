@@ -24,6 +24,7 @@ GROUPS = (256, 128, 64, 32, 16)  # elements of a row that have a scale in common
 MIN_GROUP = 16  # with fewer, scales take what integers save
 SAMPLE_GROUPS, SAMPLE = 16, 512  # that are looked at first, and elements of each
 _SIGNIFICANT = {"F32": 24, "F16": 11, "BF16": 8}  # bits of an element
+MANY_BITS = 24
 _SMALLEST = {"F32": -149, "F16": -24, "BF16": -133}  # exponent of the smallest element
 SAMPLE_BYTES = 1 << 18  # elements whose bytes are counted
 GAIN, MIN_GAIN = 0.95, 64  # of what version 1 takes; bytes
@@ -55,27 +56,46 @@ class LowBit:
             plain = _byte_entropy(sample) * len(bits) / max(len(sample), 1)
         else:
             plain = _entropy(bits) + (dtype.item_bytes - 1) * distinct
+        return self.estimate() + MIN_GAIN < GAIN * plain
+
+    def estimate(self) -> float:
+        """Bytes in a file, about."""
         used = self.scales.values.view(np.uint8).reshape(-1, 4).any(0)  # short ones end in zeros
-        scales = len(self.scales.values) * int(used.sum())
-        return _entropy(self.integers) + scales + MIN_GAIN < GAIN * plain
+        return _entropy(self.integers) + len(self.scales.values) * int(used.sum())
 
 
 def find(values: np.ndarray, dtype: DType, layout: tuple[int, int] | None = None) -> LowBit | None:
-    """The integers and scales of a tensor, which lie in the first way that fits, or in this."""
-    if dtype.tag not in SCALED:
-        return None
-    for run, count in layouts(values.shape) if layout is None else [layout]:
-        groups = np.ascontiguousarray(values).reshape(-1, count, run)
-        some = np.unique(np.linspace(0, count - 1, SAMPLE_GROUPS).astype(int))
-        part = groups[:SAMPLE, some, : max(SAMPLE // min(len(groups), SAMPLE), 1)]
-        if np.isnan(_scales_of(part, dtype)).any():
+    """The integers and scales of a tensor, which lie in the best way, or as they are told to.
+
+    The fewest scales are the best. In types of few bits two scales may pass for multiples of a
+    third one, with larger integers; there more scales are tried as long as that is smaller.
+    """
+    best: LowBit | None = None
+    ways = () if dtype.tag not in SCALED else layouts(values.shape) if layout is None else [layout]
+    for run, count in ways:
+        found = _found(values, dtype, run, count)
+        if found is None:
             continue
-        found = _scales_of(groups, dtype)
-        if np.isfinite(found).all():
-            low = _integers(groups, found, dtype)
-            if low is not None:
-                return LowBit(low.integers.reshape(values.shape), low.scales)
-    return None
+        if best is not None and found.estimate() >= best.estimate():
+            break
+        best = found
+        if _SIGNIFICANT[dtype.tag] == MANY_BITS:
+            break
+    return best
+
+
+def _found(values: np.ndarray, dtype: DType, run: int, count: int) -> LowBit | None:
+    """The integers and scales of a tensor, if they lie in this way."""
+    groups = np.ascontiguousarray(values).reshape(-1, count, run)
+    some = np.unique(np.linspace(0, count - 1, SAMPLE_GROUPS).astype(int))
+    part = groups[:SAMPLE, some, : max(SAMPLE // min(len(groups), SAMPLE), 1)]
+    if np.isnan(_scales_of(part, dtype)).any():
+        return None
+    scales = _scales_of(groups, dtype)
+    if np.isnan(scales).any():
+        return None
+    found = _integers(groups, scales, dtype)
+    return found and LowBit(found.integers.reshape(values.shape), found.scales)
 
 
 def _entropy(symbols: np.ndarray) -> float:
@@ -104,7 +124,7 @@ def layouts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     for run in (*GROUPS, *shape[-1:]):
         if run and row % run == 0:
             found.add((run, size // run))
-    for run, count in sorted(found, key=lambda layout: layout[1]):
+    for run, count in sorted(found, key=lambda layout: (layout[1], -layout[0])):
         if count and size >= MIN_GROUP * count:
             yield run, count
 
@@ -129,7 +149,7 @@ def _distinct(group: np.ndarray) -> np.ndarray:
     row, seen = group.reshape(-1), group.reshape(-1)[:0]
     for at in range(0, len(row), CHUNK):
         seen = np.union1d(seen, row[at : at + CHUNK])
-        if len(seen) > 2 * LARGEST + 1:  # which no scale gives
+        if len(seen) > 2 * LARGEST + 2:  # which no scale gives
             break
     return seen[None]
 
