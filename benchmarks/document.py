@@ -224,6 +224,16 @@ def shrink(result):
     )
 
 
+def low_bit(rows):
+    cells = [
+        [row["checkpoint"], *(f"{row[c]:,}" for c in ("their file", "xz -9e", ".reef")),
+         f"{row['.reef / xz']:.3f}", str(row["version"])]
+        for row in rows
+    ]  # fmt: skip
+    titles = ["checkpoint", "their file", "the same, xz -9e", ".reef", ".reef / xz", "version"]
+    return markdown(titles, cells)
+
+
 def main():
     text = DOCUMENT.read_text()
     for name, make in (
@@ -233,6 +243,7 @@ def main():
         ("packing", packing),
         ("shrink", shrink),
         ("packing_vgg", packing_vgg),
+        ("low_bit", low_bit),
     ):
         path = RESULTS / f"{name}.json"
         if not path.exists() or f"<!-- {name} -->" not in text:

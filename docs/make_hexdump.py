@@ -1,4 +1,4 @@
-"""Prints the annotated hex dump for section 10 of format.md from the golden file."""
+"""Prints the annotated hex dump for section 11 of format.md from the golden file."""
 
 import sys
 from pathlib import Path

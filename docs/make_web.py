@@ -19,12 +19,13 @@ TERSER = "terser@5.51.2"
 # Properties of objects that never leave the decoder begin with an underscore.
 PRIVATE = "_"
 COMPRESS = "passes=4,ecma=2020,unsafe_arrows,unsafe_math,unsafe_methods,keep_fargs=false"
-# What the decoder of a page can do without: indexed files, names of types, names of no UTF-8, and
-# checks, since the file in the page has been decoded when the page was made.
+# What the decoder of a page can do without: indexed files, other versions, names of types, names of
+# no UTF-8, and checks, since the file in the page has been decoded when the page was made.
 CUTS = {
     "export const decode": "const decode",
     "file[3] >> 7": "0",
-    'if (!ok) throw Error("not a valid .reef file");': "",
+    '  check(file[3] % 128 != 2, "a .reef of version 2: use reefknot unpack");\n': "",
+    '(ok, why = "not a valid .reef file") => {\n  if (!ok) throw Error(why);': "(ok) => {",
     'I64".split(" ")': 'I64"',
     "type: NAMES[type], ": "",
     "characters(name)": "decodeURIComponent(escape(name))",

@@ -1,4 +1,4 @@
-"""A reader of `.reef` files (version 1) in plain Python, with no dependency.
+"""A reader of `.reef` files (versions 1 and 2) in plain Python, with no dependency.
 
 It follows docs/format.md section by section and is slow on purpose: it is there to be read, and to
 prove that the specification is complete. It refuses exactly what the specification refuses.
@@ -23,6 +23,8 @@ TAGS = list(TYPES)
 EXPONENT_BITS = {
     "F32": 8, "F16": 5, "BF16": 8, "F64": 11, "F8_E4M3": 4, "F8_E5M2": 5, "F8_E4M3FNUZ": 4, "F8_E5M2FNUZ": 5,
 }  # fmt: skip
+SCALED = ("F32", "F16", "BF16")
+INTEGERS = ("I8", "I16")
 PRIME = (
     "weight\0bias\0features.0.weight\0features.0.bias\0classifier.1.weight\0classifier.1.bias\0"
     "model.layers.0.self_attn.q_proj.weight\0model.layers.0.mlp.up_proj.weight\0"
@@ -241,7 +243,7 @@ class Names:
 # ---- header (section 6) ------------------------------------------------------------------------
 
 
-def read_header(d, indexed, file_bytes):
+def read_header(d, version, indexed, file_bytes):
     num_books, num_entries, num_aliases = (
         d.number("books"),
         d.number("entries"),
@@ -253,13 +255,14 @@ def read_header(d, indexed, file_bytes):
     for _ in range(num_books):
         books.append(read_book(d, 65_536 + 8 * file_bytes - num_values))
         num_values += len(books[-1][1])
-    entries, by_ending, outputs, last = [], {}, -1, -1
+    entries, by_ending, outputs, last, last_run = [], {}, -1, -1, 0
     for _ in range(num_entries):
         name = d.name()
         ending = name.rpartition(".")[2]
         kind = sum(ending.encode("utf-8", "surrogatepass")) % 64
         like = by_ending.get(ending)
-        entry = {"name": name, "codebook": -1, "method": 0}
+        entry = {"name": name, "codebook": -1, "method": 0, "run": 0, "scales": 0}
+        scaled = 0
         if d.flag("kept", kind, 8000):
             d.flag("trainable", kind)
             if like and like["codebook"] < 0 and d.flag("same type", kind, 50000):
@@ -272,6 +275,10 @@ def read_header(d, indexed, file_bytes):
                 last = last + 1 if d.flag("next codebook", 0, 50000) else d.uniform(len(books))
             require(0 <= last < len(books), "a codebook that is not there")
             entry["codebook"], entry["type"] = last, books[last][0]
+            if version > 1 and entry["type"] in INTEGERS:
+                scaled = d.flag("scaled", 0, 60000)
+            if scaled:
+                entry["type"] = SCALED[d.uniform(3)]
         if like and d.flag("same rank", 0, 55000):
             rank = len(like["shape"])
         else:
@@ -295,6 +302,14 @@ def read_header(d, indexed, file_bytes):
                 shape.append(d.number("size"))
         require(math.prod(max(size, 1) for size in shape) <= 1 << 46, "a shape beyond any limit")
         entry["shape"] = tuple(shape)
+        if scaled:
+            if not (last_run and d.flag("same run")):
+                last_run = 1 + d.number("run")
+            entry["run"] = last_run
+            entry["scales"] = every = -(-math.prod(shape) // last_run)
+            if not d.flag("every scale", 0, 60000):
+                entry["scales"] = d.number("scales")
+                require(1 <= entry["scales"] < every, "scales that do not fit")
         outputs = shape[0] if rank > 1 else outputs
         if indexed:
             entry["method"] = d.flag("method")
@@ -624,12 +639,14 @@ def read_symbols(d, data, number, size):
 
 def read(data, limit=4 << 30):
     """Name -> (type, shape, bytes of the elements)."""
-    require(data[:3] == b"REF" and data[3:4] in (b"\1", b"\x81"), "not a .reef file of version 1")
-    if data[3] == 0x01:
+    require(data[:3] == b"REF" and len(data) > 3, "not a .reef file")
+    version, indexed = data[3] & 0x7F, data[3] >> 7
+    require(version in (1, 2), "another version than 1 and 2")
+    if not indexed:
         require(len(data) >= 8, "too few bytes")
         require(zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little"), "damaged")
         d, content = Decoder(data[4:-4], budget=(1 << 21) + 16 * (len(data) - 8)), Content()
-        books, entries, aliases = read_header(d, False, len(data))
+        books, entries, aliases = read_header(d, version, False, len(data))
         weigh(entries, aliases, limit)
         tensors = [read_tight(d, content, books, entry) for entry in entries]
         d.close()
@@ -639,7 +656,7 @@ def read(data, limit=4 << 30):
         tail = data[len(data) - 8 - length : -4]
         require(zlib.crc32(data[:4] + tail) == int.from_bytes(data[-4:], "little"), "damaged")
         d = Decoder(tail[:length])
-        books, entries, aliases = read_header(d, True, len(data))
+        books, entries, aliases = read_header(d, version, True, len(data))
         d.close()
         claimed = sum(entry["bytes"] for entry in entries)
         require(claimed == len(data) - 12 - length, "streams that do not fill the file")
@@ -661,7 +678,7 @@ def read(data, limit=4 << 30):
 
 def weigh(entries, aliases, limit):
     """An alias weighs what its tensor does."""
-    sizes = [math.prod(entry["shape"]) * TYPES[entry["type"]] for entry in entries]
+    sizes = [math.prod(e["shape"]) * TYPES[e["type"]] + 4 * e["scales"] for e in entries]
     decoded = sum(sizes) + sum(sizes[owner] for _, owner in aliases)
     require(decoded <= limit, "more than the limit once decoded")
 
@@ -670,7 +687,11 @@ def read_tight(d, content, books, entry):
     number, tag = math.prod(entry["shape"]), entry["type"]
     if entry["codebook"] >= 0:
         bits = books[entry["codebook"]][1]
-        return elements(content.tied(d, entry["shape"], entry["codebook"], bits), bits, tag)
+        indices = content.tied(d, entry["shape"], entry["codebook"], bits)
+        if entry["run"]:
+            rows = content.kept(d, entry["scales"], 4, "scales")
+            return scaled_elements(indices, books, entry, from_planes(rows, 4, "F32"))
+        return elements(indices, bits, tag)
     unit = 4 if tag == "C64" else TYPES[tag]
     return from_planes(content.kept(d, number * TYPES[tag] // unit, unit, tag), unit, tag)
 
@@ -683,26 +704,78 @@ def read_fast(stream, books, entry):
     if entry["codebook"] >= 0:
         bits = books[entry["codebook"]][1]
         indices, used = read_symbols(d, data, number, len(bits))
-        data, result = data[used:], elements(indices, bits, tag)
+        data = data[used:]
+        if entry["run"]:
+            rows, data = read_planes(d, data, entry["scales"], 4)
+            result = scaled_elements(indices, books, entry, from_planes(rows, 4, "F32"))
+        else:
+            result = elements(indices, bits, tag)
     else:
         unit = 4 if tag == "C64" else TYPES[tag]
-        number, planes = number * TYPES[tag] // unit, []
-        for _ in range(unit):
-            if d.flag("table"):
-                plane, used = read_symbols(d, data, number, 256)
-            else:
-                plane, used = list(data[:number]), number
-                require(len(plane) == number, "bytes that end early")
-            planes.append(plane)
-            data = data[used:]
-        result = from_planes(list(zip(*planes)), unit, tag)
+        rows, data = read_planes(d, data, number * TYPES[tag] // unit, unit)
+        result = from_planes(rows, unit, tag)
     d.close()
     require(not data, "bytes left over in a stream")
     return result
 
 
+def read_planes(d, data, number, unit):
+    """So many rows of so many bytes, and the data after them."""
+    planes = []
+    for _ in range(unit):
+        if d.flag("table"):
+            plane, used = read_symbols(d, data, number, 256)
+        else:
+            plane, used = list(data[:number]), number
+            require(len(plane) == number, "bytes that end early")
+        planes.append(plane)
+        data = data[used:]
+    return list(zip(*planes)), data
+
+
 def elements(indices, bits, tag):
     return b"".join(bits[i].to_bytes(TYPES[tag], "little") for i in indices)
+
+
+# ---- scales (section 10) -----------------------------------------------------------------------
+
+FRACTION_BITS = {"F32": 23, "F16": 10, "BF16": 7}
+
+
+def scaled_elements(indices, books, entry, scales):
+    tag, values = books[entry["codebook"]]
+    sign = 1 << (8 * TYPES[tag] - 1)
+    integers = [(value ^ sign) - sign for value in values]
+    scales = [int.from_bytes(scales[i : i + 4], "little") for i in range(0, len(scales), 4)]
+    require(all((scale >> 23 & 0xFF) < 0xFF for scale in scales), "a scale that is not finite")
+    out, size = bytearray(), TYPES[entry["type"]]
+    for i, index in enumerate(indices):
+        scale = scales[i // entry["run"] % len(scales)]
+        out += scaled(scale, integers[index], entry["type"]).to_bytes(size, "little")
+    return bytes(out)
+
+
+def scaled(scale, integer, tag):
+    """The bits of scale * integer, rounded once to the nearest, ties to even."""
+    fraction, width = FRACTION_BITS[tag], EXPONENT_BITS[tag]
+    sign = scale >> 31 ^ (integer < 0)
+    exponent = scale >> 23 & 0xFF
+    magnitude = scale & 0x7FFFFF | (1 << 23 if exponent else 0)
+    magnitude *= 0 if integer == -32768 else abs(integer)
+    # The value is magnitude * 2^(exponent - 150); of the result, m * 2^(field - bias - fraction).
+    drop = magnitude.bit_length() - fraction - 1
+    field = max(exponent, 1) - 150 + drop + fraction + (1 << (width - 1)) - 1
+    if field < 1:
+        drop, field = drop + 1 - field, 1
+    if drop > 0:
+        drop = min(drop, 62)
+        m, rest, half = magnitude >> drop, magnitude & ((1 << drop) - 1), 1 << (drop - 1)
+        m += rest > half or (rest == half and m & 1)
+    else:
+        m = magnitude << -drop
+    infinity = ((1 << width) - 1) << fraction
+    bits = min((field << fraction) + m - (1 << fraction), infinity) if magnitude else 0
+    return sign << (fraction + width) | bits
 
 
 def from_planes(rows, unit, tag):

@@ -7,6 +7,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -18,6 +19,7 @@ from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
 from reefknot.format import encode
 from reefknot.format.write import IndexedWriter
+from reefknot.scales import Scales
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 F32 = DTYPES["F32"]
@@ -122,9 +124,48 @@ def only_kept(seed=7):
     )
 
 
+HARD_SCALES = (0.0, -0.0, 1e-45, -1e-40, 2.0**-126, 3e38, -1.0, 0.1, 65504.0, 6e-8)
+
+
+def scaled(seed=11):
+    """Integers times scales of every kind: rows, groups, columns, a tensor; scales that are odd."""
+    rng = np.random.default_rng(seed)
+    small = Codebook(DTYPES["I8"], np.arange(-8, 8).astype("i1"))
+    large = Codebook(DTYPES["I16"], np.array([-32768, -300, -127, -1, 0, 1, 2, 127, 32767], "<i2"))
+    book = codebook(5, seed)
+
+    def tensor(name, tag, shape, number, values, run):
+        indices = rng.integers(0, len((small, large)[number]), shape)
+        scales = Scales(DTYPES[tag], np.array(values, "<f4"), run)
+        return TiedTensor(name, number, indices, scales)
+
+    def normal(size):
+        return np.abs(rng.normal(size=size)) * 0.01
+
+    return TiedState(
+        (small, large, book),
+        (
+            tensor("rows.weight", "F32", (6, 40), 0, normal(6), 40),
+            tensor("groups.weight", "F32", (4, 64), 0, np.float16(normal(8)), 32),
+            tensor("columns.weight", "BF16", (5, 7), 0, normal(7), 1),
+            KeptTensor("rows.bias", F32, rng.normal(size=6).astype("<f4")),
+            tensor("whole.weight", "F16", (3, 2, 3, 3), 0, normal(1), 54),
+            TiedTensor("tied.weight", 2, rng.integers(0, len(book), (4, 9))),
+            TiedTensor("integers", 0, rng.integers(0, 16, (3, 3))),
+            *(
+                tensor(f"hard.{tag}", tag, (10, 9), 1, HARD_SCALES, 9)
+                for tag in ("F32", "F16", "BF16")
+            ),
+            tensor("short.weight", "F32", (11,), 1, normal(3), 4),
+            tensor("none.weight", "F32", (0, 4), 0, [], 4),
+        ),
+        {"again": "groups.weight"},
+    )
+
+
 EXAMPLES = {
     "lenet": lenet, "convolutional": convolutional, "every-type": every_type, "nothing": nothing,
-    "only-kept": only_kept,
+    "only-kept": only_kept, "scaled": scaled,
 }  # fmt: skip
 
 
@@ -137,15 +178,19 @@ SHAPES = (
 )  # fmt: skip
 
 
-def random_state(rng: Random) -> TiedState:
-    """A few small tensors of any type, tied or kept, with aliases."""
+def random_state(rng: Random, version: int = 1) -> TiedState:
+    """A few small tensors of any type, tied or kept, with aliases; with scales in version 2."""
     books = tuple(_random_book(rng) for _ in range(rng.choice((0, 1, 1, 1, 2, 3))))
+    if version == 2:
+        books += (_random_integers(rng),)
     tensors = []
     for name in rng.sample(NAMES, rng.randrange(5)):
         shape = rng.choice(SHAPES)
         number = rng.randrange(len(books) + 1)
         if number < len(books) and (len(books[number]) or 0 in shape):
             tensors.append(TiedTensor(name, number, _random_indices(rng, shape, books[number])))
+            if books[number].dtype.tag in ("I8", "I16") and version == 2 and rng.random() < 0.9:
+                tensors[-1] = replace(tensors[-1], scales=_random_scales(rng, shape))
         else:
             tensors.append(_random_kept(rng, name, shape))
     owners = [tensor.name for tensor in tensors]
@@ -188,15 +233,38 @@ def _random_indices(rng: Random, shape, book: Codebook) -> np.ndarray:
     return np.array([*drawn], np.int64).reshape(shape)
 
 
+def _random_integers(rng: Random) -> Codebook:
+    if rng.random() < 0.5:
+        low = rng.randrange(-128, 1)
+        return Codebook(
+            DTYPES["I8"], np.arange(low, min(low + rng.randrange(1, 256), 128), 1, "i1")
+        )
+    drawn = [rng.choice((-32768, 32767, 0, rng.randrange(-300, 300))) for _ in range(40)]
+    return Codebook(DTYPES["I16"], np.unique(np.array(drawn, "<i2")))
+
+
+def _random_scales(rng: Random, shape) -> Scales:
+    size = int(np.prod(shape, dtype=np.int64))
+    run = rng.choice((1, 2, 3, 4, max(size, 1), max(size // max(shape[0], 1), 1) if shape else 1))
+    most = -(-size // run)
+    number = rng.choice((most, most, rng.randint(min(most, 1), most)))
+    if rng.random() < 0.3:
+        values = np.array([rng.choice(HARD_SCALES) for _ in range(number)], "<f4")
+    else:
+        drawn = [abs(rng.gauss(0, 0.01)) for _ in range(number)]
+        values = np.array(drawn, rng.choice(("<f2", "<f4"))).astype("<f4")
+    return Scales(DTYPES[rng.choice(("F32", "F16", "BF16"))], values, run)
+
+
 def _random_kept(rng: Random, name: str, shape) -> KeptTensor:
     dtype = DTYPES[rng.choice(("F32", "F32", *DTYPES))]
     data = _random_bits(rng, dtype, int(np.prod(shape, dtype=np.int64)))
     return KeptTensor(name, dtype, data.reshape(shape), rng.random() < 0.7)
 
 
-def random_file(rng: Random) -> bytes:
+def random_file(rng: Random, version: int = 1) -> bytes:
     """A valid file: solid, or indexed with tensors of either method, in plans of any kind."""
-    state = random_state(rng)
+    state = random_state(rng, version)
 
     def any_plan(coder, x, shape, pivot, size, codebook, memory, units):
         return rng.choice([*tied._plans(x, shape, pivot, len(units))])

@@ -20,12 +20,13 @@ SOURCE = Path(reefknot.__file__).parent
 
 # What each part may import of the others. Every part stands here; what is not listed is refused.
 COMMON = {"errors"}
-DATA = {"dtypes", "errors", "state"}
+DATA = {"dtypes", "errors", "scales", "state"}
 MAY_IMPORT: dict[str, set[str]] = {
     # The waist, and what is below it.
     "errors": set(),
     "dtypes": COMMON,
-    "state": {"dtypes", "errors"},
+    "scales": {"dtypes", "errors"},
+    "state": {"dtypes", "errors", "scales"},
     "files": COMMON,
     "kernels": COMMON,
     # Right of the waist: uses a state. No torch.
@@ -65,7 +66,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 WITHOUT_TORCH = {
-    *("errors", "dtypes", "state", "files", "kernels", "codec", "format", "rates", "inspection"),
+    *(
+        "errors",
+        "dtypes",
+        "scales",
+        "state",
+        "files",
+        "kernels",
+        "codec",
+        "format",
+        "rates",
+        "inspection",
+    ),
     "report",
 }
 CONTRACT = {"method", "hooks", "tied", "pruned", "settings", "noisy"}  # what methods are made of

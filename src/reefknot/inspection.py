@@ -20,6 +20,7 @@ from reefknot.errors import CheckError
 from reefknot.format import MAX_BYTES, open_file
 from reefknot.format.read import TensorCost
 from reefknot.rates import fixed_bits, paper_bits, predicted_bytes, rate_file, rate_of, strict_bits
+from reefknot.scales import Scales
 from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import FoundTensor, open_tensors
 
@@ -34,11 +35,14 @@ class TensorBytes:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    kind: str  # "tied" or "kept"
+    kind: str  # "tied", "scaled" (tied to integers that have scales) or "kept"
     density: float
     bytes: float
     position_bytes: float  # the positions of elements that differ from the most frequent value
     value_bytes: float  # the values of these elements
+    num_scales: int = 0
+    run: int = 0  # elements that have a scale in common, one after the other
+    scale_bytes: float = 0.0  # known of tight streams only
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     counts = {t.name: state.counts(t) for t in state.tensors if isinstance(t, TiedTensor)}
     nonzeros = {
         tensor.name: int(counts[tensor.name][~state.codebooks[tensor.codebook].zeros].sum())
-        if isinstance(tensor, TiedTensor)
+        if isinstance(tensor, TiedTensor) and tensor.scales is None
         else state.nonzeros(tensor)
         for tensor in state.tensors
     }
@@ -86,10 +90,11 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
         _row(state, tensor, nonzeros[tensor.name], cost)
         for tensor, cost in zip(state.tensors, found.costs, strict=True)
     )
-    tied_bytes = sum(row.bytes for row in rows if row.kind == "tied")
+    tied_bytes = sum(row.bytes for row in rows if row.kind != "kept")
     kept_bytes = sum(row.bytes for row in rows if row.kind == "kept")
     books = sum(book.values.nbytes for book in state.codebooks)
     kept = sum(tensor.data.nbytes for tensor in state.tensors if isinstance(tensor, KeptTensor))
+    kept += sum(s.values.nbytes for t in state.tensors if (s := _scales(t)) is not None)
     trainable = [t for t in state.tensors if isinstance(t, TiedTensor) or t.trainable]
     num_trainable = sum(_size(tensor) for tensor in trainable)
     fixed, paper, strict = fixed_bits(state), paper_bits(state), strict_bits(state)
@@ -118,6 +123,10 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     )
 
 
+def _scales(tensor: TiedTensor | KeptTensor) -> Scales | None:
+    return None if isinstance(tensor, KeptTensor) else tensor.scales
+
+
 def _size(tensor: TiedTensor | KeptTensor) -> int:
     return math.prod(tensor.shape)
 
@@ -125,10 +134,14 @@ def _size(tensor: TiedTensor | KeptTensor) -> int:
 def _row(
     state: TiedState, tensor: TiedTensor | KeptTensor, nonzeros: int, cost: TensorCost
 ) -> TensorBytes:
+    kept, scales = isinstance(tensor, KeptTensor), _scales(tensor)
+    layout = (0, 0) if scales is None else (len(scales.values), scales.run)
     return TensorBytes(
         tensor.name, tensor.shape, state.dtype(tensor).tag,
-        "kept" if isinstance(tensor, KeptTensor) else "tied",
-        nonzeros / max(_size(tensor), 1), cost.total, cost.positions, cost.total - cost.positions,
+        "kept" if kept else "tied" if scales is None else "scaled",
+        nonzeros / max(_size(tensor), 1), cost.total, cost.positions,
+        cost.total - cost.positions - cost.scales,
+        *layout, cost.scales,
     )  # fmt: skip
 
 
@@ -198,7 +211,7 @@ def _compare_tensor(state: TiedState, mine: TiedTensor | KeptTensor, other: Foun
     bits = f"<u{dtype.item_bytes}"
     for number, (ours, theirs) in enumerate(zip(state.pieces(mine), _pieces(other), strict=True)):
         differs = ours.view(bits) != theirs.view(bits)
-        if isinstance(mine, TiedTensor) and differs.any():
+        if isinstance(mine, TiedTensor) and mine.scales is None and differs.any():
             zeros = differs & is_zero(theirs, dtype) & is_zero(ours, dtype)
             negative += int(np.count_nonzero(zeros))
             differs &= ~zeros

@@ -63,7 +63,7 @@ def fixed_bits(state: TiedState) -> float:
         tied = (t for t in state.tensors if isinstance(t, TiedTensor) and t.codebook == number)
         num_weights = sum(tensor.indices.size for tensor in tied)
         bits += num_weights * math.log2(max(len(codebook), 1)) + 8 * codebook.values.nbytes
-    return bits
+    return bits + _scale_bits(state)
 
 
 def paper_bits(state: TiedState) -> int:
@@ -71,7 +71,7 @@ def paper_bits(state: TiedState) -> int:
     layers: dict[tuple[str, int], list[TiedTensor]] = {}
     for tensor in _tied(state):
         layers.setdefault((tensor.name.rpartition(".")[0], tensor.codebook), []).append(tensor)
-    bits = _kept_bits(state) + _codebook_bits(state)
+    bits = _kept_bits(state) + _codebook_bits(state) + _scale_bits(state)
     for (_, number), tensors in layers.items():
         symbols = _Symbols(tensors, state.codebooks[number].zeros)
         bits += symbols.entry_bits() + symbols.row_bits()
@@ -80,11 +80,11 @@ def paper_bits(state: TiedState) -> int:
 
 def strict_bits(state: TiedState) -> int:
     """The bits that `rate_strict` divides by."""
-    bits = _kept_bits(state) + _codebook_bits(state)
+    bits = _kept_bits(state) + _codebook_bits(state) + _scale_bits(state)
     for tensor in _tied(state):
         codebook = state.codebooks[tensor.codebook]
         if len(tensor.shape) < 2:
-            bits += 8 * codebook.values.itemsize * tensor.indices.size
+            bits += 8 * state.dtype(tensor).item_bytes * tensor.indices.size
         else:
             symbols = _Symbols([tensor], codebook.zeros)
             bits += symbols.entry_bits() + ROW_POINTER_BITS * (tensor.shape[0] + 1)
@@ -119,6 +119,10 @@ def _kept_bits(state: TiedState) -> int:
 
 def _codebook_bits(state: TiedState) -> int:
     return sum(8 * codebook.values.nbytes for codebook in state.codebooks)
+
+
+def _scale_bits(state: TiedState) -> int:
+    return 8 * sum(tensor.scales.values.nbytes for tensor in _tied(state) if tensor.scales)
 
 
 def _tied(state: TiedState) -> Iterator[TiedTensor]:

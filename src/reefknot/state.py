@@ -15,6 +15,7 @@ import numpy as np
 
 from reefknot.dtypes import DType, is_zero
 from reefknot.errors import ReefknotError
+from reefknot.scales import INTEGERS, Scales
 
 MAX_CODEBOOK = 65_536
 CHUNK = 1 << 20  # elements processed at a time, to bound memory
@@ -98,11 +99,15 @@ class Codebook:
 
 @dataclass(frozen=True, eq=False)
 class TiedTensor:
-    """A tensor whose elements are `state.codebooks[codebook].values[indices]`."""
+    """A tensor whose elements are `state.codebooks[codebook].values[indices]`.
+
+    With scales the codebook holds integers, and an element is one of them times its scale.
+    """
 
     name: str
     codebook: int
     indices: np.ndarray  # in the tensor's own shape
+    scales: Scales | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -178,23 +183,43 @@ class TiedState:
                 f"{tensor.name!r} has indices from {indices.min()} to {indices.max()}; "
                 f"its codebook holds {size} values"
             )
-        return replace(tensor, indices=_frozen(indices, index_dtype(size)))
+        return replace(
+            tensor,
+            indices=_frozen(indices, index_dtype(size)),
+            scales=self._checked_scales(tensor),
+        )
+
+    def _checked_scales(self, tensor: TiedTensor) -> Scales | None:
+        if tensor.scales is None:
+            return None
+        integers = self.codebooks[tensor.codebook].dtype.tag
+        if integers not in INTEGERS:
+            raise ReefknotError(
+                f"{tensor.name!r} has scales, and a codebook of {integers}; "
+                f"integers were expected, {' or '.join(INTEGERS)}"
+            )
+        tensor.scales.check(tensor.name, tensor.indices.size)
+        return replace(tensor.scales, values=_frozen(tensor.scales.values))
 
     # -- reading values ---------------------------------------------------------------------
 
     def dtype(self, tensor: TiedTensor | KeptTensor) -> DType:
         """The element type of a tensor of this state."""
-        return (
-            tensor.dtype
-            if isinstance(tensor, KeptTensor)
-            else self.codebooks[tensor.codebook].dtype
-        )
+        if isinstance(tensor, KeptTensor):
+            return tensor.dtype
+        return tensor.scales.dtype if tensor.scales else self.codebooks[tensor.codebook].dtype
 
     def values(self, tensor: TiedTensor | KeptTensor) -> np.ndarray:
         """A tensor's elements, in its storage type and shape."""
         if isinstance(tensor, KeptTensor):
             return tensor.data
-        return np.asarray(self.codebooks[tensor.codebook].values[tensor.indices])
+        if tensor.scales is None:
+            return np.asarray(self.codebooks[tensor.codebook].values[tensor.indices])
+        result, at = np.empty(tensor.indices.size, tensor.scales.dtype.storage), 0
+        for piece in self.pieces(tensor):
+            result[at : at + len(piece)] = piece
+            at += len(piece)
+        return result.reshape(tensor.shape)
 
     def pieces(self, tensor: TiedTensor | KeptTensor) -> Iterator[np.ndarray]:
         """A tensor's elements in order, in chunks, without a second copy of it."""
@@ -203,7 +228,9 @@ class TiedState:
             yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
         else:
             flat, values = tensor.indices.reshape(-1), self.codebooks[tensor.codebook].values
-            yield from (values[flat[at : at + CHUNK]] for at in range(0, len(flat), CHUNK))
+            for at in range(0, len(flat), CHUNK):
+                piece = values[flat[at : at + CHUNK]]
+                yield piece if tensor.scales is None else tensor.scales.elements(piece, at)
 
     def names(self) -> Iterator[tuple[str, TiedTensor | KeptTensor]]:
         """Every stored name with its tensor, aliases after their owners."""
@@ -236,11 +263,10 @@ class TiedState:
 
     def nonzeros(self, tensor: TiedTensor | KeptTensor) -> int:
         """How many elements of a tensor are not zero."""
-        if isinstance(tensor, TiedTensor):
+        if isinstance(tensor, TiedTensor) and tensor.scales is None:
             return int(self.counts(tensor)[~self.codebooks[tensor.codebook].zeros].sum())
-        flat = tensor.data.reshape(-1)
-        parts = (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))
-        return len(flat) - sum(int(is_zero(part, tensor.dtype).sum()) for part in parts)
+        dtype = self.dtype(tensor)
+        return sum(int((~is_zero(part, dtype)).sum()) for part in self.pieces(tensor))
 
     def counts(self, tensor: TiedTensor) -> np.ndarray:
         """How often each value of its codebook occurs in a tensor."""

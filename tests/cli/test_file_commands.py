@@ -19,6 +19,7 @@ from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
 from reefknot.packing.clustering import Settings
 from reefknot.packing.pack import pack
+from reefknot.scales import Scales
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import open_tensors, write_safetensors
 
@@ -27,7 +28,7 @@ def run(*arguments):
     return CliRunner().invoke(files, [str(a) for a in arguments], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("example", ["lenet", "every-type", "only-kept"])
+@pytest.mark.parametrize("example", ["lenet", "every-type", "only-kept", "scaled"])
 @pytest.mark.parametrize("effort", ["auto", "fast"])
 def test_pack_without_settings_is_lossless(tmp_path, example, effort):
     source, packed, back = (
@@ -95,6 +96,60 @@ def test_a_lossless_pack_says_in_two_lines_that_nothing_changed(tmp_path):
     assert code == 0 and not err
     lines = out.splitlines()
     assert len(lines) == 2 and lines[0] == "31 tensors, 1 of them of few values: nothing changed"
+
+
+def low_bit_checkpoint(path):
+    """Eight bits with a scale for 32 weights, and four bits with one for a row."""
+    rng, tensors = np.random.default_rng(0), {}
+    for name, run, largest in (("a.weight", 32, 127), ("b.weight", 256, 7)):
+        rows = rng.standard_t(5, (40 * 256 // run, run))
+        scales = (np.abs(rows).max(1, keepdims=True) / largest).astype("<f2").astype("<f4")
+        integers = np.rint(rows / scales).astype("i1")
+        tensors[name] = (integers * scales).astype("<f4").reshape(40, 256)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("effort", ["auto", "fast"])
+def test_a_low_bit_checkpoint_is_stored_as_integers_and_scales(tmp_path, effort):
+    source, target, back = (tmp_path / f"a.{end}" for end in ("safetensors", "reef", "b"))
+    low_bit_checkpoint(source)
+    result = run("pack", source, target, "--effort", effort)
+    said = "2 tensors, 0 of them of few values, 2 of integers and scales (version 2)"
+    assert result.output.startswith(f"{said}: nothing changed\n")
+    assert target.stat().st_size < 40 * 256 * 1.6  # of 8 + 4 bits a weight, and scales
+    assert run("verify", target, "--against", source).exit_code == 0
+    assert run("unpack", target, back).exit_code == 0
+    assert back.read_bytes() == source.read_bytes()
+    output = run("inspect", target).output
+    assert [line.split()[6:8] for line in output.splitlines() if ".weight" in line] == [
+        ["320", "32"], ["40", "256"],
+    ]  # fmt: skip
+    rows = json.loads(run("inspect", target, "--json").stdout)["tensors"]
+    assert [(row["kind"], row["num_scales"], row["run"]) for row in rows] == [
+        ("scaled", 320, 32), ("scaled", 40, 256),
+    ]  # fmt: skip
+    if effort == "auto":
+        assert 320 < rows[0]["scale_bytes"] < 3 * 320
+
+
+def test_inspect_counts_zeros_of_scales_and_of_integers(tmp_path):
+    book = Codebook(DTYPES["I8"], np.array([0, 1], "i1"))
+    scales = Scales(DTYPES["F32"], np.array([0.0, 1.0], "<f4"), 3)
+    state = TiedState((book,), (TiedTensor("w", 0, np.array([[1, 1, 0], [1, 1, 0]]), scales),))
+    save(state, tmp_path / "a.reef")
+    assert inspect(tmp_path / "a.reef").tensors[0].density == pytest.approx(2 / 6)
+    assert state.density == pytest.approx(2 / 6)
+
+
+def test_verify_tells_minus_zero_from_zero_where_there_are_scales(tmp_path):
+    book = Codebook(DTYPES["I8"], np.array([0, 1], "i1"))
+    scales = Scales(DTYPES["F32"], np.array([-1.0], "<f4"), 4)
+    save(TiedState((book,), (TiedTensor("w", 0, np.eye(2, dtype=int), scales),)), tmp_path / "a")
+    for zero, code in ((-0.0, 0), (0.0, 1)):
+        save_file({"w": np.array([[-1, zero], [zero, -1]], "<f4")}, tmp_path / "b.safetensors")
+        assert (
+            run("verify", tmp_path / "a", "--against", tmp_path / "b.safetensors").exit_code == code
+        )
 
 
 def test_metadata_that_is_not_kept_is_said(tmp_path):
@@ -178,13 +233,15 @@ def test_inspect_accounts_for_every_byte(tmp_path):
         ("convolutional", "auto"),
         ("convolutional", "fast"),
         ("lenet", "auto"),
+        ("scaled", "auto"),
+        ("scaled", "fast"),
     ):
         size = save(EXAMPLES[example](), tmp_path / "x.reef", effort=effort)
         found = inspect(tmp_path / "x.reef")
         parts = found.header_bytes + found.codebook_bytes + found.tied_bytes + found.kept_bytes
         assert parts == pytest.approx(size) and found.header_bytes > 0
         assert [row.bytes for row in found.tensors] == pytest.approx(
-            [row.position_bytes + row.value_bytes for row in found.tensors]
+            [row.position_bytes + row.value_bytes + row.scale_bytes for row in found.tensors]
         )
     result = run("inspect", tmp_path / "x.reef", "--json")
     needed = {

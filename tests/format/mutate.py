@@ -12,16 +12,20 @@ def repaired(data: bytes) -> bytes:
     """The same bytes with checksums that match them, where the layout can still be seen."""
     if len(data) < 12 or data[:3] != layout.MAGIC:
         return data
-    if data[3] == layout.SOLID:
+    version = data[3] & 0x7F
+    if data[3] == version:
         return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
     length = int.from_bytes(data[-8:-4], "little")
-    if data[3] != layout.INDEXED or length > len(data) - 12:
+    if version not in layout.VERSIONS or length > len(data) - 12:
         return data
     start = len(data) - 8 - length
     data = data[:-4] + zlib.crc32(data[:4] + data[start:-4]).to_bytes(4, "little")
     try:  # each tensor has a checksum inside the header: write the header again
         header = layout.code_header(
-            Coder(data[start:-8]), layout.Header(), indexed=True, file_bytes=len(data)
+            Coder(data[start:-8]),
+            layout.Header(version=version),
+            indexed=True,
+            file_bytes=len(data),
         )
     except FormatError:
         return data

@@ -13,6 +13,7 @@ from reefknot.format import decode, encode
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
+RECORDS = sorted((HERE.parents[1] / "experiments" / "records").glob("*/model.reef"))
 GOLDEN = sorted((HERE / "golden").glob("*.reef"))
 
 
@@ -29,14 +30,26 @@ def test_golden_files_are_read(path):
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
 def test_golden_files_are_still_written(path):
-    _, name, effort = re.fullmatch(r"(v1)-(.*)-(auto|fast)", path.stem).groups()
-    assert encode(EXAMPLES[name](), effort) == path.read_bytes()
+    version, name, effort = re.fullmatch(r"v([12])-(.*)-(auto|fast)", path.stem).groups()
+    data = encode(EXAMPLES[name](), effort)
+    assert data == path.read_bytes()
+    assert data[3] & 0x7F == int(version)
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
 def test_the_reference_decoder_reads_golden_files(path):
     found = content((name, *row) for name, row in reference.read(path.read_bytes()).items())
     assert found == json.loads(path.with_suffix(".json").read_text())
+
+
+def test_small_records_are_still_written():
+    """What version 1 can hold stays as it is, byte for byte."""
+    records = [path for path in RECORDS if path.stat().st_size < 4_000]
+    assert len(records) > 10
+    for path in records:
+        data = path.read_bytes()
+        assert data[3] == 1
+        assert encode(decode(data, max_bytes=1 << 28)) == data, path
 
 
 def test_the_reference_decoder_needs_nothing():

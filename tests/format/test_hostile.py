@@ -11,6 +11,7 @@ import pytest
 from reef_examples import EXAMPLES
 
 from format.mutate import mutated, repaired
+from format.test_differential import by_the_library, by_the_reference
 from reefknot.codec.coder import Coder
 from reefknot.dtypes import DTYPES
 from reefknot.errors import FormatError
@@ -26,12 +27,12 @@ def solid(header, *, content=lambda coder: None):
     coder = Coder()
     layout.code_header(coder, header, indexed=False)
     content(coder)
-    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish()
+    data = layout.head_of(header, indexed=False) + coder.finish()
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def entry(name="w", shape=(2, 2), codebook=-1, tag="F32"):
-    return layout.Entry(name, shape, codebook, DTYPES[tag])
+def entry(name="w", shape=(2, 2), codebook=-1, tag="F32", **scales):
+    return layout.Entry(name, shape, codebook, DTYPES[tag], **scales)
 
 
 def refused(data, words, max_bytes=MAX):
@@ -55,7 +56,8 @@ def test_other_files_are_refused():
     refused(b"", "not a .reef file")
     refused(b"PK\3\4" + bytes(100), "not a .reef file")
     refused(b"REEF\0" + bytes(100), "version 0")
-    refused(b"REF\2" + bytes(100), "version 02 is unknown")
+    refused(b"REF\3" + bytes(100), "version 03 is unknown")
+    refused(b"REF\x80" + bytes(100), "version 80 is unknown")
     refused(b"REF\1abc", "too few")
     refused(b"REF\x81abcdefg", "too few")
 
@@ -114,7 +116,78 @@ def test_a_grid_that_does_not_fit():
     refused(solid(header, content=content), "cannot lie on grid 2")
 
 
-@pytest.mark.parametrize("example", ["lenet", "convolutional"])
+INTEGERS = layout.Book(DTYPES["I8"], (0xFF, 0, 1))
+
+
+def scaled(shape, num_scales, run, book=INTEGERS, tag="F32"):
+    tensor = entry(shape=shape, codebook=0, tag=tag, run=run, num_scales=num_scales)
+    return layout.Header((book,), (tensor,), version=2)
+
+
+def indices_and(scales):
+    """The content of a tensor of ones with these scales, of two by two elements."""
+
+    def content(coder):
+        solid = SolidContent()
+        solid.code_tied(coder, (2, 2), np.full((2, 2), 2), 0, INTEGERS)
+        solid.code_scales(coder, np.array(scales, "<f4"))
+
+    return content
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_scales_that_are_not_finite(bad):
+    data = solid(scaled((2, 2), 2, 2), content=indices_and([1.0, bad]))
+    refused(data, "x.reef has a scale that is NaN or infinite")
+    assert by_the_reference(data) is None
+
+
+@pytest.mark.parametrize("odd", [0.0, -0.0, 1e-45, -1e-40, 3.4e38])
+def test_scales_that_are_odd_but_numbers(odd):
+    data = solid(scaled((2, 2), 2, 2), content=indices_and([1.0, odd]))
+    (tensor,) = (state := decode(data, max_bytes=MAX)).tensors
+    assert state.values(tensor).tobytes() == np.array([1, 1, odd, odd], "<f4").tobytes()
+    assert by_the_library(data) == by_the_reference(data)
+
+
+@pytest.mark.parametrize("number", [0, 3, 1 << 40])
+def test_scales_that_do_not_fit(number):
+    with pytest.raises(FormatError, match="it has room for 1 to 2"):
+        solid(scaled((2, 2), number, 2))
+    coder = Coder()
+    with pytest.raises(FormatError):  # the same, written as far as a reader needs it
+        layout.code_header(coder, scaled((2, 2), number, 2), indexed=False)
+    data = layout.head_of(scaled((2, 2), 1, 2), indexed=False) + coder.finish()
+    data += zlib.crc32(data).to_bytes(4, "little")
+    refused(data, "scales; it has room for 1 to 2")
+    assert by_the_reference(data) is None
+
+
+def test_only_integers_of_version_2_have_scales():
+    book = layout.Book(DTYPES["F32"], (0, 0x3F800000))
+    for header in (scaled((2, 2), 2, 2, book), layout.replace(scaled((2, 2), 2, 2), version=1)):
+        coder = Coder()
+        found = layout.code_header(coder, header, indexed=False)
+        assert found.entries[0].run == 0  # there is no place for them
+
+
+def test_promises_of_scales_are_weighed_before_they_are_kept():
+    refused(solid(scaled((10**6, 10**6), 10**12, 1)), "Raise max_bytes")
+    data = solid(scaled((2, 2), 2, 2), content=indices_and([1.0, 2.0]))
+    assert decode(data, max_bytes=16 + 8).num_weights == 4
+    refused(data, "take up 24 bytes; the limit is 23", max_bytes=23)
+    assert by_the_reference(data, 24) is not None
+    assert by_the_reference(data, 23) is None
+
+
+@pytest.mark.parametrize("fill", [0x00, 0x55, 0xFF])
+def test_small_files_with_many_scales_cannot_take_long(fill):
+    header = scaled((5 << 20,), 5 << 20, 1, layout.Book(DTYPES["I8"], (1,)))
+    data = filled(header, fill, lambda coder: coder.uniform(4, 5))
+    assert timed(data, "claims more elements") < 2.0
+
+
+@pytest.mark.parametrize("example", ["lenet", "convolutional", "scaled"])
 @pytest.mark.parametrize("effort", ["auto", "fast"])
 def test_truncated_at_every_byte(example, effort):
     data = encode(EXAMPLES[example](), effort)
@@ -219,7 +292,7 @@ def filled(header, fill, flags=lambda coder: None):
     coder = Coder(room=1 << 20)
     layout.code_header(coder, header, indexed=False)
     flags(coder)
-    data = layout.MAGIC + bytes([layout.SOLID]) + coder.finish() + bytes([fill]) * 2000
+    data = layout.head_of(header, indexed=False) + coder.finish() + bytes([fill]) * 2000
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 

@@ -19,6 +19,7 @@ REFUSED = {
     "grid-not-square": r"a tensor of shape \(7,\) cannot lie on grid 2",
     "i8-codebook-negative-part": "a codebook of I8 has a negative part, which only floats have",
     "negative-zero-codebook": r"a codebook holds -0\.0",
+    "scale-not-finite": "has a scale that is NaN or infinite",
 }
 ACCEPTED = {  # what they decode to
     "no-elements": 0,

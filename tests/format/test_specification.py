@@ -148,18 +148,20 @@ class Content:
 
 @pytest.fixture
 def by_the_page(monkeypatch):
-    """The reference decoder, with all of sections 4, 5, 7 and 8 replaced by the page."""
+    """The reference decoder, with all of sections 4, 5, 7, 8 and 10 replaced by the page."""
     for name in ("adaptive", "mixed", "flag", "number", "uniform", "ascending"):
         monkeypatch.setattr(reference.Decoder, name, BITS[name])
     primed = Names()
     monkeypatch.setattr(reference, "Names", lambda: copy.deepcopy(primed))
     monkeypatch.setattr(reference, "Content", Content)
+    monkeypatch.setattr(reference, "scaled", run(python_of(10))["scaled"])
     return reference.read
 
 
 def test_the_pseudocode_decodes_what_the_reference_decoder_decodes(by_the_page, monkeypatch):
     rng = random.Random(16)
     files = [random_file(rng) for _ in range(60)]
+    files += [random_file(rng, version=2) for _ in range(10)]
     files += [path.read_bytes() for path in sorted((HERE / "golden").glob("*-auto.reef"))]
     found = [by_the_page(data) for data in files]
     monkeypatch.undo()

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from reefknot.dtypes import DTYPES
-from reefknot.rates import predicted_bytes, rate_file, rate_fixed, rate_paper, rate_strict
+from reefknot.rates import (
+    paper_bits,
+    predicted_bytes,
+    rate_file,
+    rate_fixed,
+    rate_paper,
+    rate_strict,
+    strict_bits,
+)
+from reefknot.scales import Scales
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 F32 = DTYPES["F32"]
@@ -28,6 +37,17 @@ def test_rate_fixed_counts_kept_tensors_at_their_own_size():
     kept = KeptTensor("k", F32, np.zeros(3, "<f4"))
     state = TiedState((CODEBOOK,), (TiedTensor("w", 0, np.zeros((4, 4), int)), kept))
     assert rate_fixed(state) == (16 + 3) * 32 / (16 * 2 + 4 * 32 + 3 * 32)
+
+
+def test_scales_are_counted_at_four_bytes_each():
+    integers = Codebook(DTYPES["I8"], np.arange(4, dtype="i1"))
+    indices = np.array([[0, 1], [2, 3]])
+    scales = Scales(F32, np.ones(2, "<f4"), 2)
+    state = TiedState((integers,), (TiedTensor("w", 0, indices, scales),))
+    assert rate_fixed(state) == 4 * 32 / (4 * 2 + 4 * 8 + 2 * 32)
+    without = TiedState((integers,), (TiedTensor("w", 0, indices),))
+    for bits in (paper_bits, strict_bits):
+        assert bits(state) == bits(without) + 2 * 32
 
 
 def test_rate_paper_of_a_dense_layer_worked_by_hand():

@@ -129,6 +129,8 @@ def pack(
     elif settings.lossless and budget is None:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
         count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
+        scaled = sum(change.done.startswith("integers") for change in packed.changes)
+        count += f", {scaled:,} of integers and scales (version 2)" if scaled else ""
         click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
     else:
         _print(_changes(packed))
@@ -239,10 +241,14 @@ def inspect(
         return
     from rich.text import Text
 
-    table = _table("tensor", "shape", "density", "bytes", "positions", "values", text=2)
+    scaled = any(row.num_scales for row in found.tensors)
+    titles = ("scales", "in runs of", "their bytes") if scaled else ()
+    table = _table("tensor", "shape", "density", "bytes", "positions", "values", *titles, text=2)
     for row in found.tensors:
         shape = "x".join(map(str, row.shape)) or "-"
-        numbers = (f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes))
+        numbers = [f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes)]
+        if row.num_scales:
+            numbers += [f"{row.num_scales:,}", f"{row.run:,}", f"{row.scale_bytes:,.1f}"]
         table.add_row(Text(plain(row.name)), shape, f"{row.density:.4f}", *numbers)
     _print(table)
     sizes = _table("stored as", "bytes", "rate")

@@ -92,6 +92,11 @@ def html(
             f"{where} is an indexed file of {state.num_weights:,} elements, which a page cannot "
             "read; pack at most 2,097,152 elements, and not with --effort fast"
         )
+    if data[3] != 0x01:
+        raise ConfigError(
+            f"{where} is of version {data[3]} of the format, with scales, which a page cannot "
+            "read; pack with --clusters or a budget"
+        )
     if not isinstance(model, nn.Module):
         raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
     program = chain_of(with_values(source, model), example_of(model, example_input))

@@ -230,7 +230,7 @@ enum reef_status reef_read(const void *data, size_t size, void *memory, size_t m
     if (status == 0) {
         require(r, size >= 4 && memcmp(bytes, "REF", 3) == 0, "this is not a .reef file");
         require(r, bytes[3] == 0x01 || bytes[3] == 0x81,
-                "the file is of another version than 1, which is all that this reader knows");
+                "the file is not of version 1, which this reader knows; use reefknot unpack");
         make_tables(r);
         if (bytes[3] == 0x01) read_solid(r, bytes, size, limit);
         else read_indexed(r, bytes, size, limit);

@@ -1,7 +1,7 @@
 """The tensors of one stream, one after the other: the same calls write and read them.
 
 Takes     a coder that stands behind the header, and codebooks in the order of a file.
-Gives     indices of tied tensors, bytes of kept ones.
+Gives     indices of tied tensors and their scales, bytes of kept ones.
 """
 
 import math
@@ -10,8 +10,9 @@ import numpy as np
 
 from reefknot.codec import tied
 from reefknot.codec.coder import Coder
-from reefknot.codec.kept import PlaneModel, code_planes
+from reefknot.codec.kept import PlaneModel, code_planes, from_planes, to_planes
 from reefknot.format import layout
+from reefknot.scales import SCALE
 from reefknot.state import occurrences
 
 
@@ -21,6 +22,7 @@ class SolidContent:
     def __init__(self) -> None:
         self._memory = tied.Memory()
         self._planes: dict[str, PlaneModel] = {}
+        self.spent_on_scales = 0  # in 64ths of a byte
 
     def code_tied(
         self,
@@ -48,6 +50,17 @@ class SolidContent:
     def code_kept(self, coder: Coder, planes: np.ndarray, tag: str) -> np.ndarray:
         """Bytes of a kept tensor."""
         return code_planes(coder, planes, self._planes.setdefault(tag, PlaneModel()))
+
+    def code_scales(
+        self, coder: Coder, values: np.ndarray | None, num_scales: int = 0
+    ) -> np.ndarray:
+        """The scales of a tied tensor, which are predicted from other scales only."""
+        blank = np.zeros((num_scales, layout.SCALE_BYTES), np.uint8)
+        planes = blank if values is None else to_planes(values, SCALE)
+        before = coder.spent()
+        planes = self.code_kept(coder, planes, "scales")
+        self.spent_on_scales += coder.spent() - before
+        return from_planes(planes, SCALE, (len(planes),))
 
 
 def _pivot(indices: np.ndarray, size: int, zero: int) -> int:

@@ -1,7 +1,9 @@
-"""Version 1 of the `.reef` file: what every byte means, in one place for writer and reader.
+"""The `.reef` file: what every byte means, in one place for writer and reader.
 
     solid      "REF" 01 | stream | CRC-32 of all before
     indexed    "REF" 81 | streams of tensors | header | its length | CRC-32 of head, header, length
+
+Version 2 (02, 82) has tensors with scales besides; a file without them is of version 1.
 
 A solid file is one stream of the range coder: the header, then every tensor. An indexed file keeps
 tensors apart, so that one can be read without the others; its header comes last, so that it can be
@@ -10,18 +12,23 @@ specification.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from reefknot.codec.coder import Coder
 from reefknot.dtypes import DTYPES, DType
 from reefknot.errors import FormatError
+from reefknot.scales import INTEGERS, SCALED
 
 MAGIC: Final = b"REF"
-SOLID: Final = 0x01
+SOLID: Final = 0x01  # of version 1
 INDEXED: Final = 0x81
+IS_INDEXED: Final = 0x80
+VERSIONS: Final = (1, 2)
 HEAD_BYTES: Final = 4
 CHECK_BYTES: Final = 4
+SCALE_BYTES: Final = 4
 LENGTH_BYTES: Final = 4
 
 TIGHT, FAST = 0, 1  # how one tensor of an indexed file is coded
@@ -54,13 +61,15 @@ EXPONENT_BITS: Final = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the header: `codebook` is -1 for a kept one."""
+    """One tensor of the header: `codebook` is -1 for a kept one, `run` 0 for one without scales."""
 
     name: str
     shape: tuple[int, ...]
     codebook: int
     dtype: DType
     trainable: bool = True
+    run: int = 0
+    num_scales: int = 0
     method: int = TIGHT
     stream_bytes: int = 0
     checksum: int = 0
@@ -69,6 +78,11 @@ class Entry:
     def num_elements(self) -> int:
         """The product of the shape."""
         return math.prod(self.shape)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What it takes up in memory, its scales included."""
+        return self.num_elements * self.dtype.item_bytes + SCALE_BYTES * self.num_scales
 
 
 @dataclass(frozen=True)
@@ -87,10 +101,24 @@ class Header:
     entries: tuple[Entry, ...] = ()
     aliases: tuple[tuple[str, int], ...] = field(default=())  # name, number of the entry
     book_bytes: float = 0.0  # what the codebooks take up in the stream, once coded
+    version: int = 1
+
+
+def head_of(header: Header, *, indexed: bool) -> bytes:
+    """The first bytes of a file."""
+    return MAGIC + bytes([header.version | (IS_INDEXED if indexed else 0)])
+
+
+def version_of(entries: Iterable[Entry]) -> int:
+    """The first version that can hold these tensors."""
+    return 2 if any(entry.run for entry in entries) else 1
 
 
 def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int = 0) -> Header:
-    """Write a header, or read one: then `header` is ignored, `file_bytes` limits what it claims."""
+    """Write a header, or read one.
+
+    A reader looks at nothing of `header` but its version; `file_bytes` limits what a file claims.
+    """
     num_books = coder.number(len(header.books), "books")
     num_entries = coder.number(len(header.entries), "entries")
     num_aliases = coder.number(len(header.aliases), "aliases")
@@ -106,7 +134,7 @@ def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int 
         )
         coder.check()
     book_bytes = (coder.spent() - before) / 64
-    entries, seen, names = [], _Seen(), set[str]()
+    entries, seen, names = [], _Seen(header.version), set[str]()
     blank = Entry("", (), -1, DTYPES["F32"])
     for i in range(num_entries):
         entry = _code_entry(
@@ -126,7 +154,7 @@ def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int 
         if not num_entries:
             raise FormatError(f"{name!r} is an alias in a file without tensors")
         coder.check()
-    return Header(tuple(books), tuple(entries), tuple(aliases), book_bytes)
+    return Header(tuple(books), tuple(entries), tuple(aliases), book_bytes, header.version)
 
 
 def check_claims(header: Header, file_bytes: int) -> None:
@@ -171,14 +199,17 @@ class _Claims:
 class _Seen:
     """What the tensors so far say about the next one."""
 
+    version: int
     by_ending: dict[str, Entry] = field(default_factory=dict)
     outputs: int = -1  # of the last layer
     codebook: int = -1  # of the last tied tensor
+    run: int = 0  # of the last tensor with scales
 
     def add(self, entry: Entry) -> None:
         self.by_ending[ending_of(entry.name)] = entry
         self.outputs = entry.shape[0] if len(entry.shape) > 1 else self.outputs
         self.codebook = entry.codebook if entry.codebook >= 0 else self.codebook
+        self.run = entry.run or self.run
 
 
 def ending_of(name: str) -> str:
@@ -191,7 +222,7 @@ def _code_entry(coder: Coder, entry: Entry, seen: _Seen, books: list[Book], inde
     like = seen.by_ending.get(ending_of(name))
     kind = sum(ending_of(name).encode("utf-8", "surrogatepass")) % 64
     kept = coder.flag(entry.codebook < 0, "kept", kind, base=8000)
-    trainable, dtype, codebook = True, entry.dtype, -1
+    trainable, dtype, codebook, scaled = True, entry.dtype, -1, False
     if kept:
         trainable = coder.flag(entry.trainable, "trainable", kind)
         if (
@@ -215,9 +246,14 @@ def _code_entry(coder: Coder, entry: Entry, seen: _Seen, books: list[Book], inde
             codebook = coder.uniform(entry.codebook, len(books))
         if not 0 <= codebook < len(books):
             raise FormatError(f"{name!r} uses codebook {codebook}; the file has {len(books)}")
-        dtype = books[codebook].dtype
+        integers = books[codebook].dtype
+        if seen.version > 1 and integers.tag in INTEGERS:
+            scaled = coder.flag(entry.run > 0, "scaled", base=60000)
+        dtype = _code_scaled_type(coder, dtype) if scaled else integers
     shape = _code_shape(coder, entry.shape, seen.outputs, like)
     result = Entry(name, shape, codebook, dtype, trainable)
+    if scaled:
+        result = _code_scales(coder, result, entry, seen.run)
     # An empty tensor too must be small in its other dimensions, or numpy cannot make it.
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
         raise FormatError(f"{name!r} claims the shape {shape}, which is beyond any limit")
@@ -231,6 +267,28 @@ def _code_entry(coder: Coder, entry: Entry, seen: _Seen, books: list[Book], inde
         stream_bytes=stream_bytes,
         checksum=coder.uniform(entry.checksum, 1 << 32),
     )
+
+
+def _code_scaled_type(coder: Coder, dtype: DType) -> DType:
+    number = SCALED.index(dtype.tag) if coder.writing else 0
+    return DTYPES[SCALED[coder.uniform(number, len(SCALED))]]
+
+
+def _code_scales(coder: Coder, result: Entry, entry: Entry, last_run: int) -> Entry:
+    """How scales lie over a tensor: in runs of so many elements, one for each if not fewer."""
+    if last_run and coder.flag(entry.run == last_run, "same run"):
+        run = last_run
+    else:
+        run = 1 + coder.number(entry.run - 1, "run")
+    every = -(-result.num_elements // run)
+    if coder.flag(entry.num_scales == every, "every scale", base=60000):
+        return replace(result, run=run, num_scales=every)
+    num_scales = coder.number(entry.num_scales, "scales")
+    if not 1 <= num_scales < every:
+        raise FormatError(
+            f"{result.name!r} claims {num_scales:,} scales; it has room for 1 to {every:,}"
+        )
+    return replace(result, run=run, num_scales=num_scales)
 
 
 def _code_shape(

@@ -23,6 +23,7 @@ from reefknot.codec.static import read_symbols
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
+from reefknot.scales import SCALE, Scales
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 
 PARALLEL_ELEMENTS = 1 << 20
@@ -35,6 +36,7 @@ class TensorCost:
 
     total: float
     positions: float = 0.0
+    scales: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _open(file: io.BufferedIOBase) -> _Opened:
         )
     if head[:3] != layout.MAGIC:
         raise FormatError(f"is not a .reef file: it begins {head!r}, not {layout.MAGIC!r}")
-    if len(head) < layout.HEAD_BYTES or head[3] not in (layout.SOLID, layout.INDEXED):
+    if len(head) < layout.HEAD_BYTES or head[3] & ~layout.IS_INDEXED not in layout.VERSIONS:
         raise FormatError(
             f"version {head[3:].hex() or 'missing'} is unknown; a newer reefknot may read it"
         )
@@ -125,15 +127,16 @@ def _open(file: io.BufferedIOBase) -> _Opened:
         raise FormatError(
             f"{size} bytes are too few for a .reef file; it is truncated, fetch it again"
         )
-    if head[3] == layout.SOLID:
+    blank = layout.Header(version=head[3] & ~layout.IS_INDEXED)
+    if not head[3] & layout.IS_INDEXED:
         body = _bytes_of(file, size - layout.HEAD_BYTES - layout.CHECK_BYTES)
         found, stored = zlib.crc32(body.data, zlib.crc32(head)), file.read(layout.CHECK_BYTES)
         _check(found, stored, "its checksum")
         coder = Coder(body)
         coder.allow(layout.SOLID_BUDGET + layout.BUDGET_PER_BYTE * len(body))
-        header = layout.code_header(coder, layout.Header(), indexed=False, file_bytes=size)
+        header = layout.code_header(coder, blank, indexed=False, file_bytes=size)
         return _Opened(header, coder, ((zlib.crc32(stored, found), size),))
-    return _open_indexed(file, head, size)
+    return _open_indexed(file, head, size, blank)
 
 
 def _bytes_of(file: io.BufferedIOBase, number: int) -> np.ndarray:
@@ -144,7 +147,7 @@ def _bytes_of(file: io.BufferedIOBase, number: int) -> np.ndarray:
     return data
 
 
-def _open_indexed(file: io.BufferedIOBase, head: bytes, size: int) -> _Opened:
+def _open_indexed(file: io.BufferedIOBase, head: bytes, size: int, blank: layout.Header) -> _Opened:
     fixed = layout.HEAD_BYTES + layout.LENGTH_BYTES + layout.CHECK_BYTES
     if size < fixed:
         raise FormatError(
@@ -161,7 +164,7 @@ def _open_indexed(file: io.BufferedIOBase, head: bytes, size: int) -> _Opened:
     stored = file.read(layout.CHECK_BYTES)
     _check(zlib.crc32(head + tail), stored, "the checksum of its header")
     coder = Coder(tail[:length])
-    header = layout.code_header(coder, layout.Header(), indexed=True, file_bytes=size)
+    header = layout.code_header(coder, blank, indexed=True, file_bytes=size)
     coder.close()
     claimed = sum(entry.stream_bytes for entry in header.entries)
     if claimed != size - fixed - length:
@@ -205,12 +208,7 @@ def _weigh(header: layout.Header, wanted: set[int], max_bytes: int) -> None:
     names = [1] * len(header.entries)
     for _, owner in header.aliases:
         names[owner] += 1
-    decoded = sum(
-        names[number]
-        * header.entries[number].num_elements
-        * header.entries[number].dtype.item_bytes
-        for number in wanted
-    )
+    decoded = sum(names[number] * header.entries[number].decoded_bytes for number in wanted)
     if decoded > max_bytes:
         count = sum(names[number] for number in wanted)
         raise FormatError(
@@ -247,19 +245,28 @@ def _read_solid(coder: Coder, header: layout.Header, wanted: set[int]) -> tuple[
     for number, entry in enumerate(header.entries):
         if number > last:
             return tensors, costs
-        before, values_before = coder.spent(), coder.spent_on_values
+        before = _spent(coder, content)
         tensor = _read_tight(coder, content, entry, header)
         if number in wanted:
             tensors[number] = tensor
-            total = (coder.spent() - before) / 64
-            costs[number] = _cost(total, tensor, (coder.spent_on_values - values_before) / 64)
+            total, values, scales = (_spent(coder, content) - before) / 64
+            costs[number] = _cost(total, tensor, values, scales)
     coder.close()
     return tensors, costs
 
 
-def _cost(total: float, tensor: TiedTensor | KeptTensor, values: float) -> TensorCost:
+def _spent(coder: Coder, content: SolidContent) -> np.ndarray:
+    """64ths of a byte so far: in all, on values, on scales."""
+    return np.array([coder.spent(), coder.spent_on_values, content.spent_on_scales], np.float64)
+
+
+def _cost(
+    total: float, tensor: TiedTensor | KeptTensor, values: float, scales: float
+) -> TensorCost:
     tied = isinstance(tensor, TiedTensor)
-    return TensorCost(total, max(total - values, 0.0) if tied else 0.0)
+    return TensorCost(
+        float(total), float(max(total - values - scales, 0.0)) if tied else 0.0, float(scales)
+    )
 
 
 def _read_tight(
@@ -273,7 +280,12 @@ def _read_tight(
     book = header.books[entry.codebook]
     _check_book(entry, book)
     indices = content.code_tied(coder, entry.shape, None, entry.codebook, book)
-    return TiedTensor(entry.name, entry.codebook, indices)
+    values = content.code_scales(coder, None, entry.num_scales) if entry.run else None
+    return TiedTensor(entry.name, entry.codebook, indices, _scales(entry, values))
+
+
+def _scales(entry: layout.Entry, values: np.ndarray | None) -> Scales | None:
+    return None if values is None else Scales(entry.dtype, values, entry.run)
 
 
 def _check_book(entry: layout.Entry, book: layout.Book) -> None:
@@ -350,9 +362,11 @@ def _read_stream(
         else:
             coder = Coder(stream.take_array(total))
             coder.allow(layout.STREAM_BUDGET + layout.BUDGET_PER_BYTE * total)
-            tensor = _read_tight(coder, SolidContent(), entry, header)
+            content = SolidContent()
+            tensor = _read_tight(coder, content, entry, header)
             coder.close()
-            cost = _cost(total, tensor, coder.spent_on_values / 64)
+            _, values, scales = _spent(coder, content) / 64
+            cost = _cost(total, tensor, values, scales)
     except ReefknotError as error:
         stream.check()  # if the bytes are damaged, that is what to say
         raise FormatError(f"in {entry.name!r}, {error}") from error
@@ -374,22 +388,32 @@ def _read_fast(
         indices = np.zeros(entry.num_elements, index_dtype(len(book.bits)))
         read_symbols(coder, stream.take, indices, len(book.bits))
         indices.flags.writeable = False
-        tensor = TiedTensor(entry.name, entry.codebook, indices.reshape(entry.shape))
+        values = None
+        if entry.run:
+            planes = _fast_planes(coder, stream, (entry.num_scales, layout.SCALE_BYTES))
+            values = from_planes(planes, SCALE, (entry.num_scales,))
+        indices = indices.reshape(entry.shape)
+        tensor = TiedTensor(entry.name, entry.codebook, indices, _scales(entry, values))
     else:
-        planes = np.zeros(_planes_shape(entry), np.uint8)
-        for plane in planes.T:
-            if coder.flag(0, "table"):
-                read_symbols(coder, stream.take, plane, 256)
-            else:
-                for at in range(0, len(plane), CHUNK):
-                    number = min(CHUNK, len(plane) - at)
-                    plane[at : at + number] = stream.take_array(number)
+        planes = _fast_planes(coder, stream, _planes_shape(entry))
         values = from_planes(planes, entry.dtype, entry.shape)
         tensor = KeptTensor(entry.name, entry.dtype, values, entry.trainable)
     coder.close()
     if stream.left:
         raise FormatError(f"{stream.left:,} bytes are left over in its stream")
     return tensor
+
+
+def _fast_planes(coder: Coder, stream: _Stream, shape: tuple[int, int]) -> np.ndarray:
+    planes = np.zeros(shape, np.uint8)
+    for plane in planes.T:
+        if coder.flag(0, "table"):
+            read_symbols(coder, stream.take, plane, 256)
+        else:
+            for at in range(0, len(plane), CHUNK):
+                number = min(CHUNK, len(plane) - at)
+                plane[at : at + number] = stream.take_array(number)
+    return planes
 
 
 def _over_zeros(checksum: int, size: int) -> int:

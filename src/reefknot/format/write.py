@@ -14,9 +14,11 @@ import numpy as np
 from reefknot.codec.coder import Coder
 from reefknot.codec.kept import to_planes
 from reefknot.codec.static import write_symbols
+from reefknot.dtypes import DType
 from reefknot.errors import ReefknotError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
+from reefknot.scales import SCALE
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, occurrences
 
 Effort = Literal["auto", "tight", "fast"]
@@ -64,7 +66,10 @@ def _solid(state: TiedState) -> bytes | None:
     names = sum(len(name) for name in (*owners, *state.aliases)) * 5
     values = sum(len(book) for book in state.codebooks) * 10
     coder = Coder(room=4096 + names + values + 64 * len(entries))
-    header = layout.Header(tuple(book for book, _ in sorted_books), entries, aliases)
+    version = layout.version_of(entries)
+    header = layout.Header(
+        tuple(book for book, _ in sorted_books), entries, aliases, version=version
+    )
     layout.code_header(coder, header, indexed=False)
     content = SolidContent()
     for tensor in state.tensors:
@@ -73,10 +78,12 @@ def _solid(state: TiedState) -> bytes | None:
         else:
             book, place = sorted_books[tensor.codebook]
             content.code_tied(coder, tensor.shape, place[tensor.indices], tensor.codebook, book)
+            if tensor.scales:
+                content.code_scales(coder, tensor.scales.values)
     stream = coder.finish()
     if coder.costly > layout.SOLID_BUDGET + layout.BUDGET_PER_BYTE * len(stream):
         return None
-    data = layout.MAGIC + bytes([layout.SOLID]) + stream
+    data = layout.head_of(header, indexed=False) + stream
     layout.check_claims(header, len(data) + layout.CHECK_BYTES)
     return data + zlib.crc32(data).to_bytes(layout.CHECK_BYTES, "little")
 
@@ -84,7 +91,14 @@ def _solid(state: TiedState) -> bytes | None:
 def _entry(state: TiedState, tensor: TiedTensor | KeptTensor) -> layout.Entry:
     if isinstance(tensor, KeptTensor):
         return layout.Entry(tensor.name, tensor.shape, -1, tensor.dtype, tensor.trainable)
-    return layout.Entry(tensor.name, tensor.shape, tensor.codebook, state.dtype(tensor))
+    return _tied_entry(tensor, state.dtype(tensor))
+
+
+def _tied_entry(tensor: TiedTensor, dtype: DType) -> layout.Entry:
+    entry = layout.Entry(tensor.name, tensor.shape, tensor.codebook, dtype)
+    if tensor.scales is None:
+        return entry
+    return replace(entry, run=tensor.scales.run, num_scales=len(tensor.scales.values))
 
 
 class IndexedWriter:
@@ -95,8 +109,8 @@ class IndexedWriter:
         self._file, self._effort = file, effort
         self._books: list[tuple[layout.Book, np.ndarray]] = []
         self._entries: list[layout.Entry] = []
-        self._head = layout.MAGIC + bytes([layout.INDEXED])
-        self.bytes_written = file.write(self._head)
+        self._start = file.tell()
+        self.bytes_written = file.write(layout.head_of(layout.Header(), indexed=True))
 
     def add_codebook(self, codebook: Codebook) -> int:
         """Announce a codebook; gives its number."""
@@ -112,12 +126,12 @@ class IndexedWriter:
         else:
             book, place = self._books[tensor.codebook]
             indices = place[tensor.indices]
-            entry = layout.Entry(tensor.name, tensor.shape, tensor.codebook, book.dtype)
+            entry = _tied_entry(tensor, tensor.scales.dtype if tensor.scales else book.dtype)
             most = int(occurrences(indices, max(len(book.bits), 1)).max())
             fast = self._is_fast(
                 indices.size, dense=FAST_DENSITY * (indices.size - most) >= indices.size
             )
-            stream, fast = _tied_stream(indices, tensor.codebook, book, fast)
+            stream, fast = _tied_stream(tensor, indices, book, fast)
         size = checksum = 0
         for part in stream:
             self._file.write(part)
@@ -141,28 +155,38 @@ class IndexedWriter:
             tuple(book for book, _ in self._books),
             tuple(self._entries),
             tuple((alias, owners[name]) for alias, name in aliases.items()),
+            version=layout.version_of(self._entries),
         )
         layout.code_header(coder, header, indexed=True)
         stream = coder.finish()
         tail = stream + len(stream).to_bytes(layout.LENGTH_BYTES, "little")
-        tail += zlib.crc32(self._head + tail).to_bytes(layout.CHECK_BYTES, "little")
+        head = layout.head_of(header, indexed=True)
+        tail += zlib.crc32(head + tail).to_bytes(layout.CHECK_BYTES, "little")
         self._file.write(tail)
+        self._file.seek(self._start)  # which version it is, is known now
+        self._file.write(head)
+        self._file.seek(0, io.SEEK_END)
         self.bytes_written += len(tail)
         layout.check_claims(header, self.bytes_written)
 
 
 def _tied_stream(
-    indices: np.ndarray, codebook: int, book: layout.Book, fast: bool
+    tensor: TiedTensor, indices: np.ndarray, book: layout.Book, fast: bool
 ) -> tuple[list[bytes], bool]:
     """The stream of a tensor, and whether it is fast: what is most regular cannot be tight."""
-    coder = Coder()
+    coder, content = Coder(), SolidContent()
     if not fast:
-        SolidContent().code_tied(coder, indices.shape, indices, codebook, book)
+        content.code_tied(coder, indices.shape, indices, tensor.codebook, book)
+        if tensor.scales:
+            content.code_scales(coder, tensor.scales.values)
         stream = coder.finish()
         if _affordable(coder, stream):
             return [stream], False
         coder = Coder()
-    return _fast_stream(coder, [write_symbols(coder, indices.reshape(-1), len(book.bits))])
+    parts = [write_symbols(coder, indices.reshape(-1), len(book.bits))]
+    if tensor.scales:
+        parts += _fast_planes(coder, to_planes(tensor.scales.values, SCALE))
+    return _fast_stream(coder, parts)
 
 
 def _affordable(coder: Coder, stream: bytes) -> bool:
@@ -177,6 +201,10 @@ def _kept_stream(tensor: KeptTensor, fast: bool) -> tuple[list[bytes], bool]:
         if _affordable(coder, stream):
             return [stream], False
         coder = Coder()
+    return _fast_stream(coder, _fast_planes(coder, planes))
+
+
+def _fast_planes(coder: Coder, planes: np.ndarray) -> list[bytes]:
     parts = []
     for plane in range(planes.shape[1]):
         column = np.ascontiguousarray(planes[:, plane])
@@ -185,7 +213,7 @@ def _kept_stream(tensor: KeptTensor, fast: bool) -> tuple[list[bytes], bool]:
         table = 64 * int(counts.max()) > len(column) or int(np.count_nonzero(counts)) < 192
         coder.flag(bool(table), "table")
         parts.append(write_symbols(coder, column, 256) if table else column.tobytes())
-    return _fast_stream(coder, parts)
+    return parts
 
 
 def _fast_stream(coder: Coder, parts: list[bytes]) -> tuple[list[bytes], bool]:

@@ -6,4 +6,5 @@ budget.py       a step for each tensor             calibration.py  which weight 
 quantiser.py    one tensor and a step              feedback.py     one matrix for its inputs
 changes.py      what was done, and lost            norms.py        BatchNorm of a packed network
 inputs.py       random ones                        outputs.py      what became of the outputs
+low_bit.py      integers times scales, found
 """

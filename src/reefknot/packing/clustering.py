@@ -23,6 +23,7 @@ import numpy as np
 from reefknot.dtypes import DTYPES, DType, is_zero
 from reefknot.errors import ConfigError, ReefknotError, did_you_mean
 from reefknot.kernels.kmeans1d import kmeans1d, nearest
+from reefknot.packing import low_bit
 from reefknot.packing.changes import (
     CHUNK,
     NOT_FINITE,
@@ -42,6 +43,7 @@ Tensor = KeptTensor | TiedTensor
 MANY = 1 << 17  # values, from which on they are counted in bins
 BIN_BITS = 21  # of a value that decide its bin: of a float32 sign, exponent and 12 bits of fraction
 FEW_VALUES = 4096  # with more distinct values than this, coding by index does not pay
+BYTE = 256  # with at most so many, no scales are looked for
 MIN_SIZE = 1_024
 _CAN_BE_TIED = ("F32", "F16", "BF16", "F64")
 
@@ -159,6 +161,7 @@ class Plan:
         self.settings = settings
         self.codebooks: list[Codebook] = []
         self._few: dict[str, int] = {}  # tensors that are tied losslessly, and to which codebook
+        self._layouts: dict[str, tuple[int, int]] = {}  # those of them that have scales
         self._network: dict[str, int] = {}  # by element type: the codebook of the network
         self._threshold = -1.0  # of the network
 
@@ -180,10 +183,7 @@ class Plan:
         if self.settings.lossless:
             if name not in self._few:
                 return kept, Change(name, "kept exactly")
-            book = self.codebooks[self._few[name]]
-            return TiedTensor(name, self._few[name], _lookup(values, book)), Change(
-                name, "tied, nothing changed"
-            )
+            return self._tie_losslessly(name, dtype, values)
         reason = self.settings.why_kept(name, dtype, values)
         if reason:
             return kept, Change(name, f"kept exactly: {reason}")
@@ -193,6 +193,18 @@ class Plan:
 
     # -- lossless ---------------------------------------------------------------------------
 
+    def _tie_losslessly(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
+        number, scales, done = self._few[name], None, "tied, nothing changed"
+        if name in self._layouts:
+            low = low_bit.find(values, dtype, self._layouts[name])
+            if low is None:
+                raise ReefknotError(f"{name!r} has changed while it was read; try again")
+            book = self.codebooks[number]
+            values, scales = low.integers.astype(book.dtype.storage), low.scales
+            done = f"integers and {len(scales.values):,} scales, nothing changed"
+        indices = _lookup(values, self.codebooks[number])
+        return TiedTensor(name, number, indices, scales), Change(name, done)
+
     def _find_few(self, tensors: Iterable[tuple[str, DType, Callable[[], np.ndarray]]]) -> None:
         shared: dict[str, list[tuple[set[int], list[str]]]] = {}
         for name, dtype, read in tensors:
@@ -201,7 +213,16 @@ class Plan:
                 or dtype.tag == "C64"
             ):
                 continue
-            bits = few_values(read(), dtype)
+            elements = read()
+            bits = few_values(elements, dtype)
+            if bits is None or len(bits) > BYTE:
+                low = low_bit.find(elements, dtype)
+                if low is not None and low.pays(
+                    elements, dtype, None if bits is None else len(bits)
+                ):
+                    self._layouts[name] = low.layout
+                    dtype = DTYPES["I8" if low.integers.dtype == np.int8 else "I16"]
+                    bits = set(np.unique(low.integers).view(f"<u{dtype.item_bytes}").tolist())
             if bits is None:
                 continue
             for values, names in shared.setdefault(dtype.tag, []):

@@ -67,6 +67,8 @@ def nonzero_mask(state: TiedState, tensor: TiedTensor | KeptTensor) -> np.ndarra
     """True where an element is not zero, in the tensor's shape."""
     if isinstance(tensor, KeptTensor):
         return ~is_zero(tensor.data, tensor.dtype)
+    if tensor.scales is not None:
+        return np.asarray(~is_zero(state.values(tensor), state.dtype(tensor)))
     return np.asarray(~state.codebooks[tensor.codebook].zeros[tensor.indices])
 
 

@@ -15,11 +15,12 @@ from reefknot.format import encode
 def main():
     for name, make in EXAMPLES.items():
         for effort in ("auto", "fast"):
-            path = Path(__file__).with_name(f"v1-{name}-{effort}.reef")
+            state = make()
+            data = encode(state, effort)
+            path = Path(__file__).with_name(f"v{data[3] & 0x7F}-{name}-{effort}.reef")
             if path.exists():
                 continue
-            state = make()
-            path.write_bytes(encode(state, effort))
+            path.write_bytes(data)
             content = {
                 key: [dtype.tag, list(values.shape), zlib.crc32(values.tobytes())]
                 for key, dtype, values in state.arrays()

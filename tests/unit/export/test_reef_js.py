@@ -21,7 +21,7 @@ from reefknot.format import decode
 
 ROOT = Path(__file__).parents[3]
 WEB = ROOT / "src" / "reefknot" / "export" / "web"
-GOLDEN = sorted((ROOT / "tests" / "format" / "golden").glob("*.reef"))
+GOLDEN = sorted((ROOT / "tests" / "format" / "golden").glob("v1-*.reef"))
 HOSTILE = sorted((ROOT / "tests" / "format" / "hostile").glob("*.reef"))
 RECORDS = sorted((ROOT / "experiments" / "records").glob("*/model.reef"))
 DECODERS = ["reef.js", "reef.min.js"]
@@ -120,6 +120,18 @@ def test_the_limit_counts_tensors_and_aliases():
     size = sum(len(raw) for _, _, raw in reference.read(data).values())
     assert by_javascript([data], size) != [None]
     assert by_javascript([data], size - 1) == [None]
+
+
+@needs_node
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("path", sorted(GOLDEN[0].parent.glob("v2-*.reef")), ids=lambda p: p.stem)
+def test_version_2_is_refused_in_one_sentence(path, decoder):
+    script = f"""import {{ readFileSync }} from "node:fs";
+        import {{ decode }} from "{WEB / decoder}";
+        try {{ decode(readFileSync("{path}")); }} catch (error) {{ console.log(error.message); }}"""
+    command = ["node", "--input-type=module", "-e", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "a .reef of version 2: use reefknot unpack\n"
 
 
 @needs_node

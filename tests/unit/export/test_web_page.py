@@ -318,3 +318,10 @@ def test_only_tied_or_kept_float32_is_read_by_a_page(tmp_path: Path) -> None:
     state = reefknot.cluster(halves, num_clusters=5, min_size=0)
     with pytest.raises(ConfigError, match=r"'1.weight' is of type F16"):
         export.html(state, model, tmp_path / "page.html", torch.zeros(1, 1, 8, 8))
+
+
+def test_a_file_of_version_2_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "format" / "golden" / "v2-scaled-auto.reef"
+    with pytest.raises(ConfigError, match="is of version 2 of the format, with scales, which a"):
+        export.html(source, nn.Linear(4, 2), tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,5 @@
 /**
- * A reader of `.reef` files (version 1) in JavaScript, without dependencies.
+ * A reader of `.reef` files (version 1; it refuses version 2) in JavaScript, without dependencies.
  *
  * Takes     the bytes of a file (Uint8Array), and how much its tensors may take up once decoded.
  * Gives     `decode`: a list of {name, type, shape, bytes, start, end}, aliases last; or an Error for what the format refuses.
@@ -25,8 +25,8 @@ const list = (length, make, made = []) => {
   return made;
 };
 
-const check = (ok) => {
-  if (!ok) throw Error("not a valid .reef file");
+const check = (ok, why = "not a valid .reef file") => {
+  if (!ok) throw Error(why);
 };
 
 const little = (bytes, at, length = 4) => {
@@ -565,6 +565,7 @@ const fastRows = (length, unit) => {
 export const decode = (file, limit = 2 ** 28) => {
   const length = file.length;
   const isIndexed = file[3] >> 7;
+  check(file[3] % 128 != 2, "a .reef of version 2: use reefknot unpack");
   const header = isIndexed ? length - 8 - little(file, length - 8) : 4;
   check(little(file, 0) % 2 ** 31 == 0x1464552 && length > 7 && header > 3);
   // What a register holds after any bytes and their own CRC-32.

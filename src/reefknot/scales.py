@@ -1,0 +1,81 @@
+"""Scales: elements that are an integer times a scale, rounded once.
+
+Takes     float32 scales, how they lie over a tensor, and the integers.
+Gives     elements, the same bits everywhere: the product is exact in float64, and rounded once.
+Unaware   of where integers come from, of codebooks and of files.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reefknot.dtypes import DTYPES, DType
+from reefknot.errors import ReefknotError
+
+SCALED = ("F32", "F16", "BF16")  # types that can have scales. Only ever add at the end
+INTEGERS = ("I8", "I16")  # what their integers can be held in
+NEGATIVE_ZERO = -32_768  # the integer that stands for -0.0
+SCALE = DTYPES["F32"]
+
+_BF16_CUT = 45  # bits that a float64 has more than a bfloat16 in its fraction
+_BF16_SMALLEST = 2.0**-126  # of its normal numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Element i of a tensor, in C order, has the scale `values[i // run % len(values)]`.
+
+    A scale for each row is a run of its length; for each column, a run of 1; for the whole
+    tensor, a run of its size.
+    """
+
+    dtype: DType  # of the elements
+    values: np.ndarray  # float32, a row of them
+    run: int
+
+    def __post_init__(self) -> None:
+        if self.dtype.tag not in SCALED:
+            raise ReefknotError(
+                f"a tensor of {self.dtype.tag} cannot have scales; {', '.join(SCALED)} can"
+            )
+        if self.values.ndim != 1 or self.values.dtype != SCALE.storage:
+            raise ReefknotError(
+                f"scales are a row of {SCALE.storage}, "
+                f"found {self.values.dtype} of shape {self.values.shape}"
+            )
+        if self.run < 1:
+            raise ReefknotError(f"a scale is for one element or more at a time, not {self.run}")
+        if not np.isfinite(self.values).all():
+            raise ReefknotError("has a scale that is NaN or infinite; fetch the file again")
+
+    def check(self, name: str, num_elements: int) -> None:
+        """Refuse scales that no element has, and elements without a scale."""
+        most = -(-num_elements // self.run)
+        if not min(most, 1) <= len(self.values) <= most:
+            raise ReefknotError(
+                f"{name!r} has {len(self.values):,} scales for {num_elements:,} elements "
+                f"in runs of {self.run:,}; at most {most:,} fit, and one is needed"
+            )
+
+    def elements(self, integers: np.ndarray, first: int = 0) -> np.ndarray:
+        """Elements in storage type, `first` being the number of the first one."""
+        places = np.arange(first, first + integers.size, dtype=np.int64)
+        places //= self.run
+        places %= max(len(self.values), 1)
+        numbers = integers.reshape(-1).astype(np.float64)
+        numbers[numbers == NEGATIVE_ZERO] = -0.0
+        numbers *= self.values.astype(np.float64)[places]
+        return rounded(numbers, self.dtype)
+
+
+def rounded(numbers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Each float64 as the nearest element of a type, ties to even, beyond the largest infinity."""
+    with np.errstate(over="ignore", under="ignore"):
+        if dtype.tag != "BF16":
+            return numbers.astype(dtype.storage)
+        bits = numbers.view(np.int64)
+        up = ((bits >> _BF16_CUT) & 1) + ((1 << (_BF16_CUT - 1)) - 1)
+        normal = ((bits + up) >> _BF16_CUT << _BF16_CUT).view(np.float64)
+        tiny = np.copysign(np.rint(numbers * 2.0**133) * 2.0**-133, numbers)
+        numbers = np.where(np.abs(numbers) < _BF16_SMALLEST, tiny, normal)
+        return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(dtype.storage)
