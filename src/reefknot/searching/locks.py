@@ -39,9 +39,10 @@ def alive(folder: Path) -> Iterator[str]:
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     path = folder / "workers" / name
-    handle = _open(path)
-    try:
+    with turn(folder):  # so that nobody sees it without life
+        handle = _open(path)
         fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
         yield name
         path.unlink(missing_ok=True)
     finally:
@@ -66,9 +67,11 @@ def is_dead(folder: Path, name: str) -> bool:
     return True
 
 
-def bury(folder: Path, name: str) -> None:
-    """Forget a worker that is dead, and has no trial any more."""
-    (folder / "workers" / name).unlink(missing_ok=True)
+def bury(folder: Path, keep: set[str]) -> None:
+    """In a turn: forget workers that are dead, but for those that something waits for."""
+    for path in (folder / "workers").iterdir():
+        if path.name not in keep and is_dead(folder, path.name):
+            path.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> int:

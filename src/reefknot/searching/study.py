@@ -96,8 +96,10 @@ class Study:
         """The next trial for this worker, or None: an abandoned one, or of `most` a new one."""
         with turn(self.folder), self._failures("failed"):
             trials = self._study.get_trials(deepcopy=False)
-            for found in trials:
-                if found.state == TrialState.RUNNING and self._is_abandoned(found):
+            running = [found for found in trials if found.state == TrialState.RUNNING]
+            bury(self.folder, {str(found.user_attrs.get("worker")) for found in running})
+            for found in running:
+                if self._is_abandoned(found):
                     return self._take_over(found, worker)
             if sum("worker" in found.user_attrs for found in trials) >= most:
                 return None
@@ -162,8 +164,6 @@ class Study:
         if owner is not None:
             handle.set_user_attr("deaths", trial.user_attrs.get("deaths", 0) + 1)
         handle.set_user_attr("worker", worker)
-        if owner is not None:
-            bury(self.folder, owner)
         return Task(trial.number, dict(trial.params))
 
     def _handle(self, number: int) -> optuna.Trial:
