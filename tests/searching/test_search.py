@@ -52,7 +52,7 @@ training = {{ steps = 40, batch_size = 30, evaluate_every = {every}, checkpoint_
 optimizer = {{ name = "adam", lr = 0.02 }}
 """
 SIZES = '[search]\n"settings.target_bytes" = [220, 420]\n"optimizer.lr" = [0.01, 0.05]\n'
-SOME_NEVER_LEARN = '[search]\n"optimizer.lr" = [0.02, 1e-9]\n'
+SOME_NEVER_LEARN = '[search]\n"optimizer.lr" = [1e-9, 2e-9, 0.02]\n'
 
 
 @pytest.fixture(scope="module")
@@ -292,22 +292,27 @@ def test_runs_that_do_not_learn_are_given_up(place):
     states = {}
     for trial in trials_of(folder):
         states.setdefault(trial.state.name, []).append(trial)
-    assert {t.params["optimizer.lr"] for t in states["PRUNED"]} == {1e-9}
+    assert {t.params["optimizer.lr"] for t in states["PRUNED"]} <= {1e-9, 2e-9}
     for trial in states["PRUNED"]:
         assert 1 / 3 <= trial.user_attrs["curve"][-1][0] < 1
         assert not (folder / "trials" / f"{trial.number:04}").exists()
-        assert f"trial {trial.number}: optimizer.lr=1e-09: given up after" in done.stderr
+        assert (
+            f"trial {trial.number}: optimizer.lr={trial.params['optimizer.lr']:.0e}: given up after"
+            in done.stderr
+        )
     assert f"{len(states['PRUNED'])} pruned" in (folder / "report.html").read_text()
 
 
 def test_a_size_that_cannot_be_had_is_a_failed_trial(place):
-    sizes = ("--set", 'search={"settings.target_bytes"=[1, 300, 301]}')
+    sizes = ("--set", 'search={"settings.target_bytes"=[1, 2, 300, 301]}')
     searched("plain.toml", "--trials", 4, "--out", "failed", *sizes)
     trials = trials_of(place / "failed")
-    assert {t.params["settings.target_bytes"] for t in trials if t.state.name == "FAIL"} == {1}
-    [reason] = {t.user_attrs["reason"] for t in trials if t.state.name == "FAIL"}
-    assert "target_bytes" in reason
-    assert 1 not in {t.params["settings.target_bytes"] for t in trials if t.values}
+    failed = [trial for trial in trials if trial.state.name == "FAIL"]
+    assert failed
+    for trial in failed:
+        assert trial.params["settings.target_bytes"] in (1, 2)
+        assert "target_bytes is" in trial.user_attrs["reason"]
+    assert {t.params["settings.target_bytes"] for t in trials if t.values} <= {300, 301}
 
 
 def test_a_search_without_any_result_says_why(place):

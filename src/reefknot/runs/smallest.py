@@ -207,10 +207,10 @@ def _conclude(config: Config, folder: Path, chosen: Try, reference: float) -> Re
     for name in _COPIED:
         write_atomically(folder / name, read_bytes(place / name))
     write_atomically(folder / "config.toml", config_text(folder, sized).encode())
-    dense = folder / "baseline" / "model.reef"
+    plain = folder / "baseline" / "model.reef"
     files: list[Path | None] = [folder / "model.reef"]
-    if dense.exists() or config.start is not None:
-        files.append(dense if dense.exists() else None)
+    if plain.exists() or config.start is not None:
+        files.append(plain if plain.exists() else None)
     test, *dense_test = errors_on_test(sized, files)
     record = read_record(place) | {"test_error": test, "dense_val_error": reference}
     record["dense_test_error"] = dense_test[0] if dense_test else None
