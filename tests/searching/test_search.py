@@ -283,6 +283,23 @@ def test_a_worker_that_is_alive_keeps_its_trial(place):
         assert study.take(second, 1) == task
 
 
+def test_folders_that_are_not_shared_have_their_own_files(place):
+    """Two machines, one journal: the front is that of both, and says which files are not here."""
+    storage = ("--storage", "far.log")
+    searched("sizes.toml", "--trials", 2, "--out", "here/far", *storage)
+    done = searched("sizes.toml", "--trials", 3, "--out", "there/far", *storage)
+    assert done.stderr.startswith("trial 2: ")
+    assert os.listdir("there/far/trials") == ["0002"]
+    front = json.loads(Path("there/far/front.json").read_text())
+    assert {one["trial"]: one["file"] is None for one in front}.items() <= {
+        0: True,
+        1: True,
+        2: False,
+    }.items()
+    assert ("on another machine" in done.stdout) == any(one["file"] is None for one in front)
+    assert len(os.listdir("there/far/front")) == sum(one["file"] is not None for one in front)
+
+
 # -- pruning and failing --------------------------------------------------------------------
 
 

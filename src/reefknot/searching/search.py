@@ -67,8 +67,9 @@ def search(
     running = [trial.number for trial in found if trial.state == "running"]
     with turn(folder):
         front = conclude(config, folder, found, job.place, test=not running)
-    if killed and running:
-        raise CheckError(f"a worker was killed in trial {running[0]}; the same command goes on")
+    if killed and (running or not front):
+        where = f" in trial {running[0]}" if running else ""
+        raise CheckError(f"a worker was killed{where}; the same command goes on")
     reasons = [trial.reason for trial in found if trial.reason]
     if not front and not running:
         raise CheckError(f"no trial has a result; the last one: {reasons[-1] if reasons else '-'}")
