@@ -54,11 +54,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
         *("report", "shrinking", "state", "zoo", ""),
     },
+    # Many runs.
+    "searching": {"errors", "files", "report", "runs"},
     # Inside the loops of others.
     "integrations": {"errors", "format", "methods", "public", "runs", "state"},
     "cli": {
         *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
-        *("runs", "shrinking", "tensorfile", "zoo", ""),
+        *("runs", "searching", "shrinking", "tensorfile", "zoo", ""),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
@@ -81,7 +83,7 @@ WITHOUT_TORCH = {
     "report",
 }
 CONTRACT = {"method", "hooks", "tied", "pruned", "settings", "noisy"}  # what methods are made of
-WITHOUT_A_METHOD = {"runs"}  # never asks which method it has
+WITHOUT_A_METHOD = {"runs", "searching"}  # never asks which method it has
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,15 @@ import reefknot
 from reefknot.cli import main
 from reefknot.methods.settings import settings_of
 from reefknot.runs.config import make_config
+from reefknot.searching.space import space_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 # Commands that would take long get these; everything else of them is run as it stands.
-SHORTER = ["--set", "training.steps=60"]
+SHORTER = {
+    "run": ["--set", "training.steps=60"],
+    "search": ["--set", "training.steps=60", "--trials", "2", "--jobs", "1"],
+}
 
 
 def blocks(path, language):
@@ -66,7 +70,7 @@ def test_reefknot_commands_in_documents_run(tmp_path, monkeypatch):
     assert ours
     for command in ours:
         words = shlex.split(command)[1:]
-        result = CliRunner().invoke(main, words + (SHORTER if words[0] == "run" else []))
+        result = CliRunner().invoke(main, words + SHORTER.get(words[0], []))
         assert result.exit_code == 0, f"{command}: {result.output}"
 
 
@@ -82,7 +86,9 @@ def test_toml_in_documents_is_a_valid_configuration():
     found = [t for document in DOCUMENTS for t in blocks(document, "toml")]
     assert found
     for text in found:
-        make_config(tomllib.loads(text))
+        config = make_config(tomllib.loads(text))
+        if config.search:
+            assert space_of(config)
 
 
 def test_every_experiment_is_a_valid_configuration_that_opens_with_its_command():

@@ -512,7 +512,7 @@ def test_resuming_with_another_configuration_is_refused_and_harms_nothing(killed
     before = files_of(Path("other"))
     done = run_here(*arguments(TINY, "other", "--resume", "--set", "optimizer.lr=0.5"))
     assert done.exit_code == 2
-    assert "begun with another configuration" in done.stderr
+    assert "started with another configuration" in done.stderr
     assert "optimizer.lr = 0.01; optimizer.lr = 0.5" in done.stderr
     assert files_of(Path("other")) == before
     resume_exit = run_here(*arguments(TINY, "other")).exit_code

@@ -12,6 +12,7 @@ from reefknot.cli.export import export
 from reefknot.cli.export_html import html
 from reefknot.cli.files import inspect, pack, unpack, verify
 from reefknot.cli.printing import plain
+from reefknot.cli.search import search, show_try
 from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
 
@@ -64,6 +65,14 @@ def show_demo(out: Path | None, seed: int) -> None:
 @click.option("--resume", is_flag=True, help="Continue from the folder's checkpoint.")
 @click.option("--force", is_flag=True, help="Start over; deletes what a run has written there.")
 @click.option("--baseline", is_flag=True, help="Also train without compression, to compare with.")
+@click.option(
+    "--max-error-increase", type=click.FloatRange(min=0), metavar="POINTS",
+    help="Find the smallest file whose validation error is at most so much above the dense one.",
+)  # fmt: skip
+@click.option(
+    "--reference-error", type=click.FloatRange(0, 100), metavar="PERCENT",
+    help="With --max-error-increase: the validation error to compare with.",
+)  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def run(
     config: Path,
@@ -72,26 +81,45 @@ def run(
     resume: bool,
     force: bool,
     baseline: bool,
+    max_error_increase: float | None,
+    reference_error: float | None,
     debug: bool,
 ) -> None:
     """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
     click.get_current_context().meta[_DEBUG] = debug
     if resume and force:
         raise click.UsageError("--resume continues, --force starts over: choose one of them.")
+    if max_error_increase is None and reference_error is not None:
+        raise click.UsageError("--reference-error goes with --max-error-increase.")
+    if max_error_increase is not None and baseline:
+        raise click.UsageError("--max-error-increase has a reference of its own, no --baseline.")
     from rich.console import Console
 
     from reefknot.cli.progress import ProgressBar
     from reefknot.cli.summary import record_table, unknown_loss
     from reefknot.runs.config import read_config
     from reefknot.runs.run import run as run_config
+    from reefknot.runs.smallest import smallest
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.seed}"
     console = Console(stderr=True)
     with ProgressBar(settings.plan.steps, console) as bar:
-        record = run_config(
-            settings, folder, resume=resume, force=force, baseline=baseline, display=bar
-        )
+        if max_error_increase is None:
+            record = run_config(
+                settings, folder, resume=resume, force=force, baseline=baseline, display=bar
+            )
+        else:
+            record = smallest(
+                settings,
+                folder,
+                max_error_increase=max_error_increase,
+                reference_error=reference_error,
+                resume=resume,
+                force=force,
+                display=bar,
+                tell=show_try,
+            )
     Console().print(record_table(record))
     if unknown_loss(record):
         click.echo("How much was lost? To train the same network without compression:")
@@ -103,19 +131,31 @@ def run(
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-def report(folder: Path) -> None:
-    """Write the offline HTML report of a run folder again."""
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), default="comparison.html", show_default=True,
+    help="The page about several runs.",
+)  # fmt: skip
+def report(folders: tuple[Path, ...], out: Path) -> None:
+    """Write the offline HTML report of a run folder again, or one that compares several."""
     from reefknot.format import open_state
-    from reefknot.report import write_report
+    from reefknot.report import compared, write_comparison, write_report
 
-    try:
-        is_run = (folder / "record.json").is_file()
-    except OSError as error:
-        raise ReefknotError(f"{folder} could not be read: {error.strerror}") from error
-    if not is_run:
-        raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
-    click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")
+    for folder in folders:
+        try:
+            is_run = (folder / "record.json").is_file()
+        except OSError as error:
+            raise ReefknotError(f"{folder} could not be read: {error.strerror}") from error
+        if not is_run:
+            raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
+    if len(folders) == 1:
+        (folder,) = folders
+        click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")
+    else:
+        runs = [compared(folder, str(folder)) for folder in folders]
+        lead = "Errors are of validation data, and comparable only where that is the same."
+        click.echo(f"wrote {write_comparison(out, f'{len(runs)} runs', lead, runs)}")
 
 
 @main.command()
@@ -143,5 +183,5 @@ def methods() -> None:
 
 
 export.add_command(html)
-for command in (pack, unpack, inspect, verify, shrink, export):
+for command in (pack, unpack, inspect, verify, shrink, export, search):
     main.add_command(command)

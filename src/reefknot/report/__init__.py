@@ -1,4 +1,4 @@
-"""Report: a run's folder as one HTML page that opens anywhere, offline.
+"""Report: a run's folder, or several side by side, as one HTML page that opens anywhere, offline.
 
 Takes     `record.json`, `metrics.jsonl`, `config.toml` and `model.reef` of a run, and its
           `TiedState`.
@@ -8,16 +8,20 @@ Unaware   of methods, of torch, and of how a run comes about.
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reefknot.errors import ReefknotError
 from reefknot.files import write_atomically
 from reefknot.inspection import inspect
+from reefknot.report.comparison import Compared, front_of, render_comparison
+from reefknot.report.curves import in_order
 from reefknot.report.page import render
+from reefknot.report.wording import mapping, number
 from reefknot.state import TiedState
 
-__all__ = ["render", "write_report"]
+__all__ = ["Compared", "compared", "front_of", "render", "write_comparison", "write_report"]
 
 
 def write_report(folder: Path, state: TiedState | None = None) -> Path:
@@ -39,6 +43,29 @@ def write_report(folder: Path, state: TiedState | None = None) -> Path:
     path = folder / "report.html"
     write_atomically(path, render(record or {}, metrics or [], state, config, sizes).encode())
     return path
+
+
+def write_comparison(path: Path, title: str, lead: str, runs: Sequence[Compared]) -> Path:
+    """Write a page about several runs, and return its path."""
+    write_atomically(path, render_comparison(title, lead, runs).encode())
+    return path
+
+
+def compared(folder: Path, name: str) -> Compared:
+    """What a comparison tells of a run's folder."""
+    folder = Path(folder)
+    record = _read_record(folder / "record.json") or {}
+    lines = in_order(_read_metrics(folder / "metrics.jsonl") or [])
+    rows = [(line["step"], number(line.get("val_error"))) for line in lines]
+    return Compared(
+        name,
+        "finished" if record else "unfinished",
+        number(record.get("file_bytes")),
+        number(record.get("val_error")),
+        number(record.get("test_error")),
+        [(step / rows[-1][0], error) for step, error in rows if error is not None and rows[-1][0]],
+        mapping(record.get("settings")),
+    )
 
 
 def _read(path: Path) -> str | None:

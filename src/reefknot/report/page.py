@@ -6,15 +6,14 @@ Gives     a document without scripts and without anything to fetch.
 Unaware   of files, and of how each figure is drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from reefknot import rates
 from reefknot.inspection import Inspection
 from reefknot.report import curves, histograms, matrices, tables
-from reefknot.report.figure import Figure
+from reefknot.report.document import document, figure, gallery
 from reefknot.report.markup import tag, text
-from reefknot.report.style import SHEET
 from reefknot.report.wording import count, duration, mapping, number, percent, rate, share
 from reefknot.state import TiedState
 
@@ -49,12 +48,12 @@ def render(
     main = [
         _header(facts),
         _result(facts, tied=tied),
-        _gallery(
+        gallery(
             "Training",
             "Curves over training steps" + (f"; phases: {phases}." if phases else "."),
             curves.training(lines, number(facts.get("file_bytes")), tied=tied),
         ),
-        _gallery(
+        gallery(
             "Shared values",
             "Negative values are blue, positive ones orange, zero is grey.",
             [*curves.centers(lines), *histograms.histograms(state, lines)],
@@ -65,16 +64,7 @@ def render(
         _made(facts, config),
     ]
     title = " · ".join([_title(facts), *([str(facts["method"])] if facts.get("method") else [])])
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", text(f"{title} · reefknot")),
-        tag("style", SHEET),
-    )
-    body = tag("body", tag("main", *(part for part in main if part)), _footer(facts))
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+    return document(title, main, version=mapping(facts.get("versions")).get("reefknot"))
 
 
 def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, Any]:
@@ -186,24 +176,6 @@ def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
     return tag("dl", *found, class_="facts") if found else ""
 
 
-def _figure(figure: Figure) -> str:
-    note = tag("p", text(figure.note)) if figure.note else ""
-    caption = tag("figcaption", tag("h3", text(figure.title)), note)
-    numbers = tables.numbers(figure.title, figure.numbers) if figure.numbers else ""
-    return tag("figure", caption, figure.body, numbers, class_=figure.shape or None)
-
-
-def _gallery(title: str, lead: str, shown: Sequence[Figure]) -> str:
-    if not shown:
-        return ""
-    return tag(
-        "section",
-        tag("h2", text(title)),
-        tag("p", text(lead), class_="lead"),
-        tag("div", *map(_figure, shown), class_="figures"),
-    )
-
-
 def _sizes(sizes: Inspection | None) -> str:
     """Where every byte went, and the sizes of other formats."""
     if sizes is None:
@@ -247,7 +219,7 @@ def _tensors(state: TiedState | None) -> str:
             drawn.insert(1, survey.heat)  # beside the first layer, whose inputs it shows
         legend = (("alive", "not zero"), ("empty", "zero"), ("", "dead row or column"))
         parts.append(_legend(*legend))
-        parts.append(tag("div", *map(_figure, drawn), class_="pictures"))
+        parts.append(tag("div", *map(figure, drawn), class_="pictures"))
     left_out = ((survey.hidden, "more"), (survey.full, "without a zero"))
     if told := [f"{count(number_of)} {which}" for number_of, which in left_out if number_of]:
         words = f"Matrices that are not drawn: {', '.join(told)}."
@@ -274,9 +246,3 @@ def _made(facts: Mapping[str, Any], config: str) -> str:
         code = tag("pre", tag("code", text(config.rstrip())))
         parts.append(tag("details", tag("summary", "Configuration"), code))
     return tag("section", tag("h2", "How it was made"), *parts) if parts else ""
-
-
-def _footer(facts: Mapping[str, Any]) -> str:
-    version = mapping(facts.get("versions")).get("reefknot")
-    words = f"Made by reefknot {version}." if version else "Made by reefknot."
-    return tag("footer", text(f"{words} This page holds everything it shows and fetches nothing."))

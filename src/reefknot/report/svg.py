@@ -123,7 +123,7 @@ def padded(values: Sequence[float], *, log: bool, zero: bool = False) -> tuple[f
 
 @dataclass
 class Chart:
-    """A chart over steps that grows by calls and ends in `render`.
+    """A chart, mostly over steps, that grows by calls and ends in `render`.
 
     `label` is read by screen readers in place of the drawing, so it says what can be seen.
     """
@@ -134,6 +134,7 @@ class Chart:
     log: bool = False
     height: float = 236.0
     x_label: str = "step"
+    log_x: bool = False
     _under: list[str] = field(default_factory=list)
     _over: list[str] = field(default_factory=list)
 
@@ -142,7 +143,7 @@ class Chart:
         low, high = self.x_range
         if not high > low:
             low, high = low - 0.5, high + 0.5
-        self.x = Scale(low, high, _LEFT, WIDTH - _RIGHT)
+        self.x = Scale(low, high, _LEFT, WIDTH - _RIGHT, self.log_x)
         self.y = Scale(*self.y_range, self.height - _BOTTOM, _TOP, self.log)
 
     def _runs(self, points: Sequence[Point]) -> list[list[tuple[float, float]]]:
@@ -212,6 +213,12 @@ class Chart:
         self._over.append(tag("circle", class_=f"dot {kind}", cx=x, cy=y, r=3.0))
         self._over.append(tag("text", text(words), class_=f"end {kind}", x=x + 7, y=y + 4))
 
+    def dot(self, x: float, y: float, *, kind: str, title: str) -> None:
+        """One point that tells what it is under a pointer."""
+        told = tag("title", text(title))
+        place = {"cx": self.x(x), "cy": self.y(y), "r": 4.0}
+        self._over.append(tag("circle", told, class_=f"dot {kind}", **place))
+
     def touch(self, points: Sequence[Point], words: Sequence[str]) -> None:
         """Invisible spots that tell their value under a pointer, without any script."""
         for (step, value), told in zip(points, words, strict=True):
@@ -247,7 +254,7 @@ class Chart:
             axes.append(tag("text", text(words), class_="tick y", x=left - 8, y=y + 4))
         axes.append(tag("line", class_="axis", x1=left, x2=right, y1=foot, y2=foot))
         ticks = self.x.ticks(62.0)
-        for tick, words in zip(ticks, tick_labels(ticks), strict=True):
+        for tick, words in zip(ticks, tick_labels(ticks, log=self.log_x), strict=True):
             x = self.x(tick)
             axes.append(tag("line", class_="axis", x1=x, x2=x, y1=foot, y2=foot + 4))
             axes.append(tag("text", text(words), class_="tick x", x=x, y=foot + 18))

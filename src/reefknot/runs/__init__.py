@@ -7,7 +7,9 @@ training.py       the training loop
 distillation.py   soft labels from trained networks
 folder.py         the run's folder and its lock
 checkpoint.py     any tree of tensors as one file with a checksum, no pickle
+evaluation.py     finished files on test data, when nothing is chosen any more
 journal.py        metrics.jsonl, and what else a run must remember
 record.py         record.json
 run.py            all of it, in order
+smallest.py       many of them: the smallest file that keeps the error
 """

@@ -90,6 +90,7 @@ class Config:
     start: str | None = None
     evaluate_test: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)  # ranges of entries, for a search alone
     training: Training = field(default_factory=Training)
     optimizer: Optimization = field(default_factory=Optimization)
     distillation: Distillation = field(default_factory=Distillation)
@@ -179,6 +180,14 @@ def make_config(table: Mapping[str, Any]) -> Config:
     if mistakes:
         raise ConfigError(*mistakes)
     return Config(**values)
+
+
+def with_entries(config: Config, entries: Mapping[str, Any]) -> Config:
+    """The same configuration with other values of some entries, given by their dotted keys."""
+    table = tomllib.loads(to_toml(config))
+    for key, value in entries.items():
+        _put(table, key, value)
+    return make_config(table)
 
 
 def to_toml(config: Config) -> str:
@@ -372,11 +381,18 @@ def _override(table: dict[str, Any], override: str) -> None:
         parsed = {"x": text}  # a bare word is a text
     if parsed.keys() != {"x"}:
         raise ConfigError(f"--set takes one key=value, found {override!r}")
-    value = parsed["x"]
-    *tables, last = key.strip().split(".")
+    try:
+        _put(table, key.strip(), parsed["x"])
+    except ConfigError as error:
+        raise ConfigError(f"--set {error}") from error
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set the entry of a dotted key."""
+    *tables, last = key.split(".")
     for name in tables:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {key}: {name!r} is not a table")
+            raise ConfigError(f"{key}: {name!r} is not a table")
         table = inner
     table[last] = value

@@ -41,7 +41,7 @@ class Claim:
         self.folder = folder
         self._text = config_text(folder, config)
         self.began = False  # True for a new run, False for a resumed one
-        found = _names(folder)
+        found = names_in(folder)
         self.names = found
         if force:
             _check_only_ours(folder)
@@ -56,16 +56,16 @@ class Claim:
 
     def take(self) -> None:
         """Make the folder this run's own: delete the files that it does not resume from."""
-        found = _names(self.folder)
+        found = names_in(self.folder)
         remove(self.folder, _litter(found))  # left by a kill inside a write
         if "config.toml" not in self.names:
-            _clear(self.folder)
+            clear(self.folder)
             self.began = True
             write_atomically(self.folder / "config.toml", self._text.encode())
 
     def drop(self) -> None:
         """After a failure: delete the files of a new run, unless it has something worth keeping."""
-        names = _names(self.folder)
+        names = names_in(self.folder)
         if self.began and names - _litter(names) <= {"config.toml", "metrics.jsonl"}:
             remove(self.folder, names)
 
@@ -76,7 +76,7 @@ def claimed(folder: Path, config: Config, *, resume: bool, force: bool) -> Itera
 
     If the run fails before it has anything worth keeping, what it has written is deleted.
     """
-    with _locked(folder, make=not resume) as made:
+    with locked(folder, make=not resume) as made:
         claim = None
         try:
             claim = Claim(folder, config, resume=resume, force=force)
@@ -91,7 +91,7 @@ def claimed(folder: Path, config: Config, *, resume: bool, force: bool) -> Itera
 
 
 @contextmanager
-def _locked(folder: Path, *, make: bool) -> Iterator[bool]:
+def locked(folder: Path, *, make: bool) -> Iterator[bool]:
     """Lock the folder against other runs; the lock ends with the process.
 
     Gives whether the folder was created here. Without `make` it must exist.
@@ -156,7 +156,7 @@ def _lock(folder: Path) -> int | None:
 
 def _check_only_ours(folder: Path) -> None:
     """Refuse to clear a folder that contains files that no run has written."""
-    names = _names(folder)
+    names = names_in(folder)
     strangers = names - _litter(names) - {*_FILES, "baseline"}
     if strangers:
         raise ConfigError(
@@ -166,17 +166,18 @@ def _check_only_ours(folder: Path) -> None:
         _check_only_ours(folder / "baseline")
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Delete what a run has written, and its baseline."""
-    names = _names(folder)
+    names = names_in(folder)
     if "baseline" in names:
-        _clear(folder / "baseline")
+        clear(folder / "baseline")
         with suppress(OSError):
             (folder / "baseline").rmdir()
     remove(folder, names & {*_FILES})
 
 
-def _names(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
+    """What lies in a folder."""
     try:
         return set(os.listdir(folder))
     except OSError as error:

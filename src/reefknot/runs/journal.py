@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import ReefknotError
-from reefknot.files import write_atomically
+from reefknot.errors import FormatError, ReefknotError
+from reefknot.files import read_bytes, write_atomically
 from reefknot.runs.record import Record
 
 
@@ -93,3 +93,12 @@ class Journal:
             "seconds": self.seconds,
             "rows": torch.from_numpy(np.array(self._rows, np.uint8)),
         }
+
+
+def read_rows(folder: Path) -> list[Record]:
+    """The rows that a run has written so far."""
+    path = folder / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in read_bytes(path).splitlines()]
+    except ValueError as error:
+        raise FormatError(f"{path} is damaged: {error}") from error

@@ -46,21 +46,7 @@ class Parts:
 
 def build(config: Config) -> Parts:
     """Make everything that the configuration names, with random weights or the parent's."""
-    torch.manual_seed(config.seed)  # random data must be the same after a resume
-    make_data, make_model = _resolved(config)
-    with blamed_on(f"the data {config.data!r}"):
-        made = make_data()
-    data = as_data(made, config.data)
-    torch.manual_seed(config.seed)
-    with blamed_on(f"the network {config.model!r}"):
-        model = make_model()
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"{config.model} gave a {type(model).__name__}; a torch module was expected"
-        )
-    _check_network(config, model, data)
-    if config.start is not None:
-        _load_parent(model, Path(config.start), "start")
+    model, data = network_and_data(config)
     teachers = []
     for path in config.distillation.teachers:
         teachers.append(copy.deepcopy(model))
@@ -85,6 +71,26 @@ def build(config: Config) -> Parts:
         **config.optimizer.options,
     )
     return Parts(model, method, optimizer, data, labels, relabel)
+
+
+def network_and_data(config: Config) -> tuple[nn.Module, Data]:
+    """Those that the configuration names; the network has random weights or its parent's."""
+    torch.manual_seed(config.seed)  # data that is drawn must be the same after a resume
+    make_data, make_model = _resolved(config)
+    with blamed_on(f"the data {config.data!r}"):
+        made = make_data()
+    data = as_data(made, config.data)
+    torch.manual_seed(config.seed)
+    with blamed_on(f"the network {config.model!r}"):
+        model = make_model()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{config.model} gave a {type(model).__name__}; a torch module was expected"
+        )
+    _check_network(config, model, data)
+    if config.start is not None:
+        _load_parent(model, Path(config.start), "start")
+    return model, data
 
 
 def _resolved(config: Config) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -70,6 +70,7 @@ def run(
     """
     if baseline:
         _check_baseline(config)
+    config = replace(config, search={})  # what others may be tried decides nothing here
     with claimed(folder, config, resume=resume, force=force) as claim:
         baseline = baseline or "baseline" in claim.names
         if "record.json" in claim.names:

@@ -10,7 +10,7 @@ from chromium import EXECUTABLE, Browser, Page, chromium
 
 from reefknot.dtypes import DTYPES
 from reefknot.format import open_state
-from reefknot.report import render, write_report
+from reefknot.report import Compared, compared, render, write_comparison, write_report
 from reefknot.state import Codebook, TiedState, TiedTensor
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +34,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder = tmp_path_factory.mktemp("report") / "run"
         shutil.copytree(RECORDS / f"2026-11-15_{name}_seed0", folder)
         made[name] = write_report(folder, open_state(folder / "model.reef"))
+    several = [Compared(f"runs/{'n' * 60}", "finished", 900 + n, 3.0 - n) for n in range(3)]
+    several += [compared(place, place.name) for place in sorted(RECORDS.glob("*-300-100_s*"))]
+    made["compared"] = tmp_path_factory.mktemp("report") / "comparison.html"
+    write_comparison(made["compared"], "Several runs", "of all kinds", several)
     made["tall"] = tmp_path_factory.mktemp("report") / "tall.html"
     made["tall"].write_text(render({"network": "n" * 80}, [], _tall(), "x = 1"), encoding="utf-8")
     return made
@@ -48,7 +52,7 @@ def _tall() -> TiedState:
     return TiedState((codebook,), (TiedTensor(name, 0, indices), bias))
 
 
-@pytest.mark.parametrize("name", [*RUNS, "tall"])
+@pytest.mark.parametrize("name", [*RUNS, "tall", "compared"])
 def test_page_is_silent_and_nothing_is_cut_off(
     browser: Browser, reports: dict[str, Path], name: str
 ) -> None:

@@ -1,0 +1,100 @@
+"""A search from beginning to end.
+
+Takes     a recipe with a `[search]` table or a size, a folder, and how many trials there shall be.
+Gives     the folder: search.toml, study.db (unless trials are kept elsewhere), trials/, and what
+          `front.py` makes of them.
+Unaware   of how results are shown.
+
+Selection is on validation data. Test data is read once no trial is left, for the files on the
+front alone.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reefknot.errors import CheckError, ConfigError, ReefknotError
+from reefknot.files import read_bytes, write_atomically
+from reefknot.runs.config import Config
+from reefknot.runs.folder import config_text, names_in
+from reefknot.runs.parts import network_and_data
+from reefknot.searching.front import Found, conclude
+from reefknot.searching.locks import turn
+from reefknot.searching.processes import Tell, work_together
+from reefknot.searching.space import space_of, trial_config
+from reefknot.searching.worker import Job, work
+
+RECIPE = "search.toml"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search has found so far; `running` are trials that other commands work on."""
+
+    front: list[Found]
+    running: int
+
+
+def search(
+    config: Config,
+    folder: Path,
+    *,
+    trials: int,
+    jobs: int = 1,
+    storage: str | None = None,
+    tell: Tell = lambda _: None,
+) -> Result:
+    """Run trials until there are `trials` of them, also those of earlier and of other commands.
+
+    Args:
+        config: the recipe; its `search` tells what is searched.
+        folder: a new one, or that of a search with this recipe, which goes on.
+        trials: how many there shall be in all.
+        jobs: how many processes of one thread run them.
+        storage: None for SQLite in the folder, a URL of a database, or a journal file.
+        tell: is told of every result of this command.
+    """
+    space_of(config)
+    network_and_data(trial_config(config, {}))  # wrong names are found before anything is made
+    _claim(folder, config)
+    job = Job(config, folder, storage, trials)
+    study = job.open()
+    killed = 0
+    if jobs == 1:
+        work(job, tell)
+    else:
+        killed = work_together(job, jobs, tell)
+    found = study.trials()
+    running = [trial.number for trial in found if trial.state == "running"]
+    with turn(folder):
+        front = conclude(config, folder, found, job.place, test=not running)
+    if killed and (running or not front):
+        where = f" in trial {running[0]}" if running else ""
+        raise CheckError(f"a worker was killed{where}; the same command goes on")
+    reasons = [trial.reason for trial in found if trial.reason]
+    if not front and not running:
+        raise CheckError(f"no trial has a result; the last one: {reasons[-1] if reasons else '-'}")
+    return Result(front, len(running))
+
+
+def _claim(folder: Path, config: Config) -> None:
+    """Make the folder this search's own, or say why not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ConfigError(f"{folder} is a file; --out names a folder") from error
+    except OSError as error:
+        raise ReefknotError(f"{folder} could not be made: {error.strerror}") from error
+    names = {name for name in names_in(folder) if not name.startswith((".", "turn"))}
+    if names and RECIPE not in names:
+        raise ConfigError(
+            f"{folder} is there already and holds no search; choose another --out, or delete it"
+        )
+    text = config_text(folder, config).encode()
+    with turn(folder):
+        if not (folder / RECIPE).exists():
+            write_atomically(folder / RECIPE, text)
+        elif read_bytes(folder / RECIPE) != text:
+            raise ConfigError(
+                f"{folder} was begun with another configuration; go on with the same one, or "
+                "choose another --out"
+            )

@@ -1,0 +1,112 @@
+"""One process of a search: takes trials and runs them, until there are none left to take.
+
+Takes     a `Job`: the recipe, the folder, where trials are kept and how many there shall be.
+Gives     a run's folder for each trial in trials/, and every result to the study.
+Unaware   of other workers, and of what is done with the results.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reefknot.errors import ConfigError, DivergedError, ReefknotError, TyingError
+from reefknot.runs.config import Config
+from reefknot.runs.folder import clear, config_text
+from reefknot.runs.journal import read_rows
+from reefknot.runs.run import InterruptedRunError, run
+from reefknot.runs.training import Progress
+from reefknot.searching.locks import alive
+from reefknot.searching.pruning import Curve, Finished, unpromising
+from reefknot.searching.space import space_of, trial_config
+from reefknot.searching.study import Study, Task, Trial
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker works on."""
+
+    config: Config
+    folder: Path
+    storage: str | None
+    trials: int
+
+    def open(self) -> Study:
+        """The study, begun or gone on with."""
+        recipe = config_text(self.folder, self.config)
+        space, seed = space_of(self.config), self.config.seed
+        return Study(self.folder, space, recipe, storage=self.storage, seed=seed)
+
+    def place(self, number: int) -> Path:
+        """The folder of a trial's run."""
+        return self.folder / "trials" / f"{number:04d}"
+
+
+class _PrunedError(ReefknotError):
+    """The run is not worth its remaining steps."""
+
+
+def work(job: Job, tell: Callable[[Trial], None]) -> None:
+    """Run trials as long as there are any to take; `tell` is told of each result."""
+    with alive(job.folder) as name:
+        study = job.open()
+        while (task := study.take(name, job.trials)) is not None:
+            try:
+                result = _run(task, job, study)
+            except InterruptedRunError as error:
+                study.release(task)
+                raise InterruptedRunError("stopped; the same command goes on") from error
+            tell(result)
+
+
+def _run(task: Task, job: Job, study: Study) -> Trial:
+    """Run a trial, or go on with it, and tell the study what came of it."""
+    place = job.place(task.number)
+    try:
+        config = trial_config(job.config, task.values)
+        watch = _Watch(config, place, study.finished())
+        record = run(config, place, resume=place.exists(), display=watch)
+    except _PrunedError:
+        curve = watch.curve
+        _discard(place)
+        study.tell_pruned(task, curve)
+        return Trial(task.number, "pruned", task.values, curve=curve)
+    except (ConfigError, TyingError, DivergedError) as error:
+        # A size that cannot be had, a combination that does not work: others may.
+        _discard(place)
+        study.tell_failed(task, str(error))
+        return Trial(task.number, "failed", task.values, reason=str(error))
+    found = (record["val_error"], record["file_bytes"], watch.curve)
+    study.tell_finished(task, *found)
+    return Trial(task.number, "finished", task.values, *found)
+
+
+def _discard(place: Path) -> None:
+    """What a run without a result has left."""
+    if place.exists():
+        clear(place)
+        with suppress(OSError):
+            place.rmdir()
+
+
+class _Watch:
+    """Looks at a run's measurements, and ends it if it is unpromising."""
+
+    def __init__(self, config: Config, place: Path, finished: list[Finished]) -> None:
+        self._steps = config.plan.steps
+        self._target = config.settings.get("target_bytes")
+        self._place, self._finished = place, finished
+        self.curve: Curve = ()
+
+    def stepped(self, progress: Progress) -> None:
+        """Nothing is decided at a step."""
+
+    def measured(self, row: dict[str, Any]) -> None:
+        """A row was written: the curve is that of the whole run, also of what others ran of it."""
+        rows = read_rows(self._place)
+        self.curve = [(found["step"] / self._steps, found["val_error"]) for found in rows]
+        size = self._target or row.get("predicted_bytes")
+        is_done = row["step"] >= self._steps
+        if size and not is_done and unpromising(self.curve, size, self._finished):
+            raise _PrunedError

@@ -1,0 +1,183 @@
+"""What a recipe wants searched, and when a run is given up."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reefknot.errors import ConfigError
+from reefknot.report import front_of
+from reefknot.runs.config import make_config
+from reefknot.runs.smallest import CLOSE, TRIES, Try, next_target
+from reefknot.searching.pruning import Finished, unpromising
+from reefknot.searching.space import Range, space_of, trial_config
+
+RECIPE = """
+model = "digits-mlp"
+data = "digits"
+method = "sparse_apt"
+settings.target_bytes = 802
+training.steps = 100
+training.threads = 2
+"""
+
+
+def config(table=""):
+    return make_config(tomllib.loads(RECIPE + table))
+
+
+# -- the table ------------------------------------------------------------------------------
+
+
+def test_two_numbers_are_a_range_and_other_lists_are_choices():
+    space = space_of(
+        config(
+            """
+            [search]
+            "settings.target_bytes" = [512, 8192]
+            "optimizer.lr" = [0.3, 3.0]
+            "optimizer.options.weight_decay" = [0, 1e-3]
+            "optimizer.name" = ["adam", "sgd", "adam"]
+            "training.batch_size" = [32, 64, 128]
+            "training.shrink" = [true, false]
+            """
+        )
+    )
+    assert space == {
+        "settings.target_bytes": Range(512, 8192),
+        "optimizer.lr": Range(0.3, 3.0),
+        "optimizer.options.weight_decay": Range(0, 1e-3),
+        "optimizer.name": ("adam", "sgd"),
+        "training.batch_size": (32, 64, 128),
+        "training.shrink": (True, False),
+    }
+    whole = {key: one.whole for key, one in space.items() if isinstance(one, Range)}
+    assert list(whole.values()) == [True, False, False]
+    assert [one.log for one in space.values() if isinstance(one, Range)] == [True, True, False]
+
+
+def test_keys_may_be_quoted_or_tables_in_tables():
+    nested = config("[search]\nsettings.target_bytes = [512, 8192]\n")
+    quoted = config('[search]\n"settings.target_bytes" = [512, 8192]\n')
+    assert space_of(nested) == space_of(quoted)
+
+
+def test_without_a_table_sizes_from_a_fourth_to_four_times_are_searched():
+    assert space_of(config()) == {"settings.target_bytes": Range(200, 3208)}
+
+
+def test_without_a_table_and_without_a_size_there_is_nothing_to_search():
+    recipe = tomllib.loads(RECIPE) | {"settings": {"target_density": 0.1}}
+    with pytest.raises(ConfigError, match=r"neither a \[search\] table nor settings.target_bytes"):
+        space_of(make_config(recipe))
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ('"optimizer.lrr" = [0.1, 1.0]', r"\[search\] unknown key 'optimizer.lrr'; did you mean"),
+        ('"settings.target_byte" = [1, 9]', r"\[search\] sparse_apt has no setting 'target_byte'"),
+        ('"optimizer.lr" = [1.0, 0.1]', "must go from the lower number to the higher, found"),
+        ('"optimizer.lr" = [0.5, 0.5]', "must go from the lower number to the higher"),
+        ('"optimizer.lr" = 0.5', "must be two numbers, a range, or a list of at least two choices"),
+        ('"optimizer.lr" = [0.5]', "at least two choices, found"),
+        ('"optimizer.lr" = [[0.1, 1.0], [1.0, 2.0]]', "choices are numbers, texts, true or false"),
+        ('"optimizer.lr" = [-1.0, 1.0]', r"\[search\] optimizer.lr must be a number of at least 0"),
+        ('"optimizer.name" = ["adam", "adan"]', r"\[search\] unknown optimizer 'adan'; did you me"),
+        ('"data" = ["digits", "mnist"]', "the same in all trials, and cannot be searched"),
+        ('"evaluate_test" = [true, false]', "cannot be searched"),
+        ('"seed.deep" = [1, 2]', r"\[search\] seed.deep: 'seed' is not a table"),
+    ],
+)
+def test_a_mistake_in_the_table_is_one_sentence(entry, words):
+    recipe = make_config(tomllib.loads("seed = 1\n" + RECIPE + f"[search]\n{entry}\n"))
+    with pytest.raises(ConfigError, match=words):
+        space_of(recipe)
+
+
+def test_all_mistakes_of_the_table_are_told_together():
+    with pytest.raises(ConfigError, match="2 mistakes"):
+        space_of(config('[search]\n"optimizer.lr" = [2.0, 1.0]\n"data" = ["a", "b"]\n'))
+
+
+def test_a_trial_has_its_values_one_thread_and_no_test_data():
+    recipe = config('[search]\n"optimizer.lr" = [0.3, 3.0]\n')
+    trial = trial_config(recipe, {"optimizer.lr": 0.5, "settings.target_bytes": 900})
+    assert (trial.optimizer.lr, trial.settings["target_bytes"]) == (0.5, 900)
+    assert (trial.evaluate_test, trial.training.threads, trial.search) == (False, 1, {})
+    assert trial.training.steps == 100
+
+
+# -- pruning --------------------------------------------------------------------------------
+
+SMALLER = [Finished(500, [(0.25, 9.0), (0.5, error), (1.0, 2.0)]) for error in (4.0, 5.0, 6.0)]
+
+
+def test_a_run_above_the_median_of_smaller_ones_is_given_up():
+    assert unpromising([(0.25, 8.0), (0.5, 5.1)], 500, SMALLER)
+    assert not unpromising([(0.25, 8.0), (0.5, 5.0)], 500, SMALLER)
+
+
+def test_a_run_is_given_its_first_third():
+    assert not unpromising([(0.25, 99.0)], 500, SMALLER)
+    assert unpromising([(0.34, 99.0)], 500, SMALLER)
+
+
+def test_a_run_is_compared_with_runs_of_its_size_or_less_and_with_three_of_them():
+    assert not unpromising([(0.5, 99.0)], 499, SMALLER)
+    assert not unpromising([(0.5, 99.0)], 500, SMALLER[:2])
+
+
+def test_errors_are_the_lowest_of_the_last_three_measurements_up_to_there():
+    wandering = [(0.2, 1.0), (0.3, 4.5), (0.4, 9.0), (0.5, 9.0)]
+    assert not unpromising(wandering, 500, SMALLER)  # 4.5 counts
+    assert unpromising([*wandering[:2], (0.35, 9.0), *wandering[2:]], 500, SMALLER)  # it is too old
+    # What the others reached later does not count: at half of their steps they had 4, 5 and 6.
+    assert not unpromising([(0.5, 4.9)], 500, SMALLER)
+
+
+# -- the front ------------------------------------------------------------------------------
+
+POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=12)
+
+
+@given(POINTS)
+def test_the_front_is_what_no_other_point_beats(points):
+    found = [points[place] for place in front_of(points)]
+
+    def beaten(point):
+        return any(o != point and o[0] <= point[0] and o[1] <= point[1] for o in points)
+
+    assert found == sorted({point for point in points if not beaten(point)})
+
+
+# -- sizes ----------------------------------------------------------------------------------
+
+
+def tried(first, enough, most):
+    """The tries where every size of at least `enough` keeps the error."""
+    tries = []
+    while len(tries) < TRIES and (target := next_target(tries, first, most)) is not None:
+        tries.append(Try(target, target, 1.0, target >= enough))
+    return tries
+
+
+@given(st.integers(100, 100_000), st.floats(1 / 4, 4))
+def test_the_smallest_size_is_found_within_a_few_tries(first, ratio):
+    enough = round(first * ratio)
+    tries = tried(first, enough, 10**9)
+    found = min(t.target_bytes for t in tries if t.keeps)
+    assert enough <= found <= max(1.05 * enough, enough + 2)
+    assert len({t.target_bytes for t in tries}) == len(tries) <= TRIES
+
+
+def test_sizes_stop_at_the_networks_own_and_where_they_are_close_enough():
+    assert [t.target_bytes for t in tried(800, 10**9, 2_000)] == [800, 1_600, 2_000]
+    close = [Try(1_000, 1_000, 1.0, True), Try(int(1_000 / CLOSE) + 1, 990, 2.0, False)]
+    assert next_target(close, 1_000, 9_999) is None
+    assert next_target([Try(1, 1, 1.0, True)], 1, 9_999) is None
+
+
+def test_a_file_that_stayed_below_its_target_has_shown_that_less_is_enough():
+    assert next_target([Try(800, 300, 1.0, True)], 800, 9_999) == 150
