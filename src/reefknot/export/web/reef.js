@@ -510,7 +510,7 @@ const kept = (length, unit, type) => {
         const own = plane * 256 + node;
         const place = (byte) => imul(own * 256 + byte, HASH) >>> 17;
         const slots = [2048 + place(rows[i - unit] | 0), 34816 + place(plane && rows[i - 1])];
-        return plane < predicted ? mixed(own, 0, slots, [4, 4], 8, [type, plane], 65536, 26000, 26000) : bit();
+        return plane < predicted ? mixed(own, 0, slots, [4, 4], 8, 100 + 8 * type + plane, 65536, 26000, 26000) : bit();
       });
     },
     zeros(length * unit),
