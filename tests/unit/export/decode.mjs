@@ -21,7 +21,7 @@ for (let at = 0; at < input.length; ) {
       createHash("sha256").update(bytes).digest("hex"),
     ]);
   } catch (error) {
-    if (!error.message.startsWith("not a valid .reef file") && !(error instanceof URIError)) tensors = String(error.stack); // a mistake of ours
+    if (!/^(not a valid .reef file|a .reef of version 2)/.test(error.message) && !(error instanceof URIError)) tensors = String(error.stack); // a mistake of ours
   }
   lines.push(JSON.stringify(tensors));
 }
