@@ -7,6 +7,7 @@ from reef_examples import EXAMPLES, codebook
 
 from reefknot.dtypes import DTYPES
 from reefknot.format import decode, encode, open_state, save
+from reefknot.scales import Scales
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 MAX = 1 << 28
@@ -56,6 +57,34 @@ def test_any_kept_bits(tag, data, effort):
     raw = bytes(byte & 1 for byte in raw) if tag == "BOOL" else raw
     state = TiedState((), (KeptTensor("k", dtype, np.frombuffer(raw, dtype.storage)),))
     assert decode(encode(state, effort), max_bytes=MAX) == state
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7), st.data(),
+    st.sampled_from(["F32", "F16", "BF16"]), st.sampled_from(["tight", "fast"]),
+)  # fmt: skip
+def test_any_scales_of_any_shape(shape, data, tag, effort):
+    size = int(np.prod(shape))
+    run = data.draw(st.integers(1, max(size, 1) + 2))
+    most = -(-size // run)
+    finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    scales = data.draw(st.lists(finite, min_size=min(most, 1), max_size=most))
+    integers = data.draw(
+        st.sampled_from([("I8", [-128, -1, 0, 1, 127]), ("I16", [-32768, 0, 300])])
+    )
+    book = Codebook(DTYPES[integers[0]], np.array(integers[1], DTYPES[integers[0]].storage))
+    indices = data.draw(hnp.arrays(np.uint8, shape, elements=st.integers(0, len(book) - 1)))
+    made = Scales(DTYPES[tag], np.array(scales, "<f4"), run)
+    state = TiedState((book,), (TiedTensor("a", 0, indices, made), TiedTensor("b", 0, indices)))
+    written = encode(state, effort)
+    assert written[3] & 0x7F == 2
+    back = decode(written, max_bytes=MAX)
+    assert back == state
+    assert back.tensors[0].scales.values.tobytes() == made.values.tobytes()
+    assert back.tensors[0].scales.run == run
+    assert back.tensors[1].scales is None
+    assert encode(back, effort) == written
 
 
 @settings(max_examples=40, deadline=None)

@@ -343,7 +343,7 @@ def test_a_search_without_any_result_says_why(place):
 
 def test_another_configuration_is_refused(whole):
     done = command("search", "sizes.toml", "--out", "whole", "--set", "seed=7")
-    refused(done, "whole was begun with another configuration")
+    refused(done, "whole was started with another configuration")
     done = command(
         "search", "sizes.toml", "--out", "elsewhere/whole", "--set", "seed=7",
         "--storage", f"sqlite:///{whole[0]}/study.db",

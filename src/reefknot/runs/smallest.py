@@ -151,7 +151,7 @@ def _claim(folder: Path, config: Config, *, resume: bool, force: bool) -> None:
         before = _state(folder)
         if before.get("recipe") != text:
             raise ConfigError(
-                f"{folder} was begun with another configuration; resume with the same one, add "
+                f"{folder} was started with another configuration; resume with the same one, add "
                 "--force to begin anew, or choose another --out"
             )
         return

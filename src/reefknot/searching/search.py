@@ -95,6 +95,6 @@ def _claim(folder: Path, config: Config) -> None:
             write_atomically(folder / RECIPE, text)
         elif read_bytes(folder / RECIPE) != text:
             raise ConfigError(
-                f"{folder} was begun with another configuration; go on with the same one, or "
+                f"{folder} was started with another configuration; go on with the same one, or "
                 "choose another --out"
             )
