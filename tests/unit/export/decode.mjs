@@ -21,12 +21,8 @@ for (let at = 0; at < input.length; ) {
       createHash("sha256").update(bytes).digest("hex"),
     ]);
   } catch (error) {
-<<<<<<< HEAD
     const isRefusal = /^(not a valid .reef file|a .reef of version 2)/.test(error.message) || error instanceof URIError;
     if (!isRefusal) tensors = String(error.stack); // a mistake of ours
-=======
-    if (!/^(not a valid .reef file|a .reef of version 2)/.test(error.message) && !(error instanceof URIError)) tensors = String(error.stack); // a mistake of ours
->>>>>>> 3a6b981c606a9650b51d7fae5e051bada89a4de8
   }
   lines.push(JSON.stringify(tensors));
 }
