@@ -7,7 +7,8 @@ Unaware   of how a method brings its weights to their clusters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Self, get_args
+from functools import partial
+from typing import ClassVar, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -18,10 +19,19 @@ from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.hooks import Step, dense_grad, trained_by
-from reefknot.methods.method import Method, Saved, Stats, log
-from reefknot.methods.settings import are_clusters, are_patterns, is_choice, is_scope, setting
-from reefknot.state import Codebook, TiedState
+from reefknot.methods.method import Indices, Method, Saved, Stats, log
+from reefknot.methods.settings import (
+    are_clusters,
+    are_patterns,
+    is_choice,
+    is_scope,
+    setting,
+    settings_of,
+)
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 from reefknot.tensors import dtype_for, to_array
+from reefknot.tying.agreement import fingerprint, require_alike
+from reefknot.tying.collectives import nonzeros, peers_of, reshard, whole
 from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
@@ -40,6 +50,7 @@ class TyingMethod(Method):
 
     shared: ClassVar[Shared] = "mean"
     has_zero_cluster: ClassVar[bool] = True
+    works_on_shards: ClassVar[bool] = False  # of tensors that no process has as a whole
 
     num_clusters: NumClusters = setting(
         default=17,
@@ -92,6 +103,13 @@ class TyingMethod(Method):
         self._home = {
             p: (group, name) for group in self.groups for name, p in group.members.items()
         }
+        self.peers = peers_of((name, p) for p, (_, name) in self._home.items())
+        if self.peers.several and not self.works_on_shards:
+            first = next(iter(self.groups[0].members))
+            raise TyingError(
+                f"{type(self).__name__} needs whole tensors, and {first!r} "
+                "is sharded; train it with DistributedDataParallel, or take SparseAPT or APT"
+            )
         if self.skipped:
             log.warning(
                 "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
@@ -118,6 +136,7 @@ class TyingMethod(Method):
         return super().attach(*optimizers)
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
+        self._check_alike()
         super()._check_trained(optimizers)
         moved = trained_by(*optimizers)
         idle = [name for parameter, (_, name) in self._home.items() if parameter not in moved]
@@ -128,6 +147,33 @@ class TyingMethod(Method):
             )
         if idle:
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
+
+    def _check_alike(self) -> None:
+        """All processes must tie the same model in the same way."""
+        groups = (*self.copies, *self.peers.groups)
+        if not groups:
+            return
+        facts = {f.name: str(getattr(self, f.name)) for f in settings_of(type(self))}
+        for group in self.groups:
+            facts[f"num_clusters of group {group.name!r}"] = str(group.num_clusters)
+            for name, parameter in group.members.items():
+                facts[f"the type of {name!r}"] = str(parameter.dtype)
+                facts[f"the shape of {name!r}"] = str(tuple(parameter.shape))
+        device = str(group.here(name).device)
+        require_alike({"the method": type(self).__name__} | facts, groups, device, "what is tied")
+        self._check_copies()
+
+    def _check_copies(self) -> None:
+        """Processes that hold the same weights must not drift apart."""
+        if not self.copies:
+            return
+        members = {n: group.here(n) for group in self.groups for n in group.members}
+        prints = {
+            f"the sum over the bits of {name!r}": str(row.tolist())
+            for name, row in zip(members, fingerprint(members.values()), strict=True)
+        }
+        device = str(next(iter(members.values())).device)
+        require_alike(prints, self.copies, device, f"weights after step {self.step:,}")
 
     def before_step(self, step: Step) -> None:
         """Hard phase: all weights of a cluster get the same gradient."""
@@ -176,6 +222,7 @@ class TyingMethod(Method):
 
     def _check_members(self) -> None:
         """The model must still have the parameters that are tied, in a layout that can be."""
+        reshard(self.model)
         present = {original_name(name): p for name, p in self.model.named_parameters()}
         for group in self.groups:
             for name, parameter in group.members.items():
@@ -205,9 +252,18 @@ class TyingMethod(Method):
     # -- the result -------------------------------------------------------------------------
 
     def finish(self) -> TiedState:
-        """The tied state; the weights must still be exactly tied."""
+        """The tied state; the weights must still be exactly tied.
+
+        Where they are sharded every process must call it, and has all of the state then.
+        """
+        self.settle()
+        return self.tied_state()
+
+    def settle(self) -> None:
+        """What `finish` does to the model: the weights are as the file will have them, for good."""
         self._require_hard()
         self._check_members()
+        self._check_copies()
         for group in self.groups:
             for name in group.untied():
                 raise TyingError(
@@ -216,19 +272,22 @@ class TyingMethod(Method):
                 )
             group.move_centers(self._written(group))
         self.detach()
-        return self.tied_state()
 
     def tied_state(self) -> TiedState:
         """The clusters as they are now, with the values that are written."""
+        content = self.content()
+        return TiedState(content.codebooks, tuple(content.tensors), content.aliases)
+
+    def content(self) -> "Content":
+        """The same in parts: tensors come one at a time, so that nobody must hold all of them."""
         codebooks: list[Codebook] = []
-        tied: dict[str, tuple[int, np.ndarray]] = {}
+        tied: dict[str, tuple[int, Indices]] = {}
         for group in self.groups:
             codebook, renamed = _codebook(group, self._written(group))
-            for name, parameter in group.members.items():
-                index = to_array(group.assignment(name).contiguous().view(parameter.shape))
-                tied[name] = (len(codebooks), renamed[index])
+            for name in group.members:
+                tied[name] = len(codebooks), partial(_indices, group, name, renamed)
             codebooks.append(codebook)
-        return self._state(tied, tuple(codebooks))
+        return Content(tuple(codebooks), self._stored(tied), self._aliases())
 
     def _written(self, group: Group) -> np.ndarray:
         """The values of a group's clusters in the file."""
@@ -279,12 +338,12 @@ class TyingMethod(Method):
         """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
         others = [p for p in self.model.parameters() if p.requires_grad and p not in self._home]
         total = sum(group.num_weights for group in self.groups) + sum(p.numel() for p in others)
-        nonzero = sum(int(torch.count_nonzero(p.detach())) for p in others)
+        nonzero = sum(nonzeros(p) for p in others)
         for group in self.groups:
             if group.assignments:
                 nonzero += int(group.counts[self._alive(group)].sum())
             else:
-                nonzero += sum(int(torch.count_nonzero(p)) for p in group.members.values())
+                nonzero += sum(nonzeros(p) for p in group.members.values())
         return nonzero / total
 
     def _alive(self, group: Group) -> np.ndarray:
@@ -295,7 +354,11 @@ class TyingMethod(Method):
         """What a file of the clusters as they are now would take up."""
         if self.size_of is None:
             raise TyingError("this method was made without `size_of`, so it knows no file's size")
-        return self.size_of(self.tied_state())
+        size_of, content = self.size_of, self.content()
+        held = [tensor for tensor in content.tensors if self.peers.first]
+        return self.peers.told(
+            lambda: size_of(TiedState(content.codebooks, tuple(held), content.aliases))
+        )
 
     def _predict(self) -> int:
         """The size of the file; before there are clusters, that of the tensors as they are."""
@@ -334,7 +397,20 @@ def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
         if not kept or bits[kept[-1]] != bits[k]:
             kept.append(int(k))
         renamed[k] = len(kept) - 1
-    return Codebook(dtype, values[kept]), renamed
+    return Codebook(dtype, values[kept]), renamed.astype(index_dtype(max(len(kept), 1)))
+
+
+class Content(NamedTuple):
+    """What a `TiedState` is made of. All processes must take its tensors, one by one."""
+
+    codebooks: tuple[Codebook, ...]
+    tensors: Iterator[TiedTensor | KeptTensor]
+    aliases: dict[str, str]
+
+
+def _indices(group: Group, name: str, renamed: np.ndarray) -> np.ndarray:
+    """The values of all elements of a member in the codebook."""
+    return renamed[to_array(whole(group.assignment(name).contiguous(), group.members[name]))]
 
 
 def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:

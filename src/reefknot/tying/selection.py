@@ -9,7 +9,7 @@ Unaware   of centers and assignments.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from reefknot.errors import ConfigError, TyingError, did_you_mean
+from reefknot.tying.collectives import copies_of, local
 from reefknot.tying.ops import fills_its_memory
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Scope = str | Mapping[str, Sequence[str] | str]
 NETWORK = "network"
@@ -46,13 +50,27 @@ class Selection:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside `torch.compile` and data-parallel wrappers."""
-    while True:
-        if isinstance(model, DataParallel | DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+    while model is not (inner := _inner(model)):
+        model = inner
+    return model
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """What a wrapper holds; a model that is none itself."""
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        return model.module
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def replicas_of(model: nn.Module) -> tuple["ProcessGroup", ...]:
+    """The groups of processes that hold a copy each: those of a data-parallel wrapper."""
+    groups: dict[ProcessGroup, None] = {}
+    while model is not (inner := _inner(model)):
+        if isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
+            groups[model.process_group] = None
+        model = inner
+    return (*groups, *copies_of(model.named_parameters()))
 
 
 def original_name(name: str) -> str:
@@ -101,7 +119,7 @@ def select(
         if reason is not None:
             skipped[name] = reason
             continue
-        if not fills_its_memory(parameter):
+        if not fills_its_memory(local(parameter)):
             raise TyingError(
                 f"{name!r} does not fill its memory (strides {tuple(parameter.stride())}), so it "
                 "cannot be tied in place; make it contiguous, or exclude it"

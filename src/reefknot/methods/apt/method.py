@@ -30,7 +30,6 @@ from reefknot.methods.hooks import Step
 from reefknot.methods.method import Method, Saved, Stats, log
 from reefknot.methods.settings import are_clusters, is_choice, is_count, is_number, setting
 from reefknot.methods.tied import NumClusters
-from reefknot.state import TiedState
 from reefknot.tying.group import Group, Start
 from reefknot.tying.saved import saved_count, saved_number
 
@@ -57,6 +56,8 @@ _is_interval = is_count("a whole number of steps, or 0", optional=True)
 class _ParameterTying(TiedWeights):
     """What plain, random and sparse APT share: a list of phases, and the one it is in."""
 
+    works_on_shards: ClassVar[bool] = True
+
     hard_tying: HardTying = setting(
         default="shared",
         doc='"shared": harden() runs k-means once more, and then all weights of a cluster get its '
@@ -67,6 +68,11 @@ class _ParameterTying(TiedWeights):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.peers.several and self._distance() == "l1":
+            raise TyingError(
+                'distance = "l1" needs all weights of a cluster in one process, and they are '
+                'sharded; use "l2", or DistributedDataParallel'
+            )
         self.pruning = self._pruning()
         self.phases = self._phases()
         self.phase = self.phases[0]
@@ -108,10 +114,10 @@ class _ParameterTying(TiedWeights):
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Begin with these optimizers; see `Method.attach`."""
-        if self.pruning and not self._entered:
-            require_reachable(self.groups, self.pruning.target)
         super().attach(*optimizers)
         try:
+            if self.pruning and not self._entered:
+                require_reachable(self.groups, self.pruning.target)
             self._enter_first()
         except ReefknotError:
             self.detach()
@@ -185,8 +191,8 @@ class _ParameterTying(TiedWeights):
         self.phase = self.phases[-2]
         self.advance()
 
-    def finish(self) -> TiedState:
-        """The tied state; all steps of a budget must be done."""
+    def settle(self) -> None:
+        """The weights as the file will have them; all steps of a budget must be done."""
         if self.pruning and not self.hard:
             left = sum(phase.steps or 0 for phase in self.phases) - self.step
             raise TyingError(
@@ -196,7 +202,7 @@ class _ParameterTying(TiedWeights):
         if self.pruning:
             self.pruning.trim()
             self.freeze(zero_cluster=True)
-        return super().finish()
+        super().settle()
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate shall be multiplied with after so many steps."""
