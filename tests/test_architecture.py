@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": {"errors", "files", "format", "loading", "rates", "shrinking", "state"},
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
+    "integrations": {"errors", "files", "format", "methods", "state", "tying"},
     "runs": {
         *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
         *("report", "shrinking", "state", "zoo", ""),

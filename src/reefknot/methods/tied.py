@@ -31,7 +31,7 @@ from reefknot.methods.settings import (
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.agreement import fingerprint, require_alike
-from reefknot.tying.collectives import nonzeros, peers_of, reshard, whole
+from reefknot.tying.collectives import local, nonzeros, peers_of, reshard, whole
 from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
@@ -159,8 +159,8 @@ class TyingMethod(Method):
             for name, parameter in group.members.items():
                 facts[f"the type of {name!r}"] = str(parameter.dtype)
                 facts[f"the shape of {name!r}"] = str(tuple(parameter.shape))
-        device = str(group.here(name).device)
-        require_alike({"the method": type(self).__name__} | facts, groups, device, "what is tied")
+        facts = {"the method": type(self).__name__} | facts
+        require_alike(facts, groups, self.device(), "what is tied")
         self._check_copies()
 
     def _check_copies(self) -> None:
@@ -172,8 +172,7 @@ class TyingMethod(Method):
             f"the sum over the bits of {name!r}": str(row.tolist())
             for name, row in zip(members, fingerprint(members.values()), strict=True)
         }
-        device = str(next(iter(members.values())).device)
-        require_alike(prints, self.copies, device, f"weights after step {self.step:,}")
+        require_alike(prints, self.copies, self.device(), f"weights after step {self.step:,}")
 
     def before_step(self, step: Step) -> None:
         """Hard phase: all weights of a cluster get the same gradient."""
@@ -277,6 +276,14 @@ class TyingMethod(Method):
         """The clusters as they are now, with the values that are written."""
         content = self.content()
         return TiedState(content.codebooks, tuple(content.tensors), content.aliases)
+
+    def num_elements(self) -> int:
+        """Of all tensors that a file of the model has."""
+        return sum(value.numel() for value in self._owned().values())
+
+    def device(self) -> str:
+        """Where the tied weights are."""
+        return str(local(next(iter(self._home))).device)
 
     def content(self) -> "Content":
         """The same in parts: tensors come one at a time, so that nobody must hold all of them."""
