@@ -35,10 +35,11 @@ def told(tmp_path_factory):
         for rank in range(WORLD)
     ]  # fmt: skip
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=800)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
     results = {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(WORLD)]
@@ -64,7 +65,7 @@ def alone():
     torch.set_num_threads(threads)
 
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)  # of the slowest machine; a quiet one needs half a minute
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,6 @@ pytestmark = pytest.mark.timeout(400)
         ("paper_4", "paper", 4),
         ("paper_copies", "paper", 4),
         ("paper_small_4", "paper_small", 4),
-        ("budget_2", "budget", 2),
         ("budget_4", "budget", 4),
         ("real_4", "real", 4),
         ("real_ddp", "real", 4),

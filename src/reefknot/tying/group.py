@@ -20,6 +20,7 @@ from reefknot.kernels.histogram import Countable, InMemory
 from reefknot.kernels.kmeans1d import MANY, Clustering, kmeans1d_of_parts, nearest, refit
 from reefknot.tying import ops
 from reefknot.tying.clusters import Clusters
+from reefknot.tying.counting import OnDevice, renumber_
 
 Start = Literal["even", "kmeans"]
 Shared = Literal["mean", "sum"]
@@ -157,7 +158,15 @@ class Group(Clusters):
         tensors = self._tensors()
         if all(tensors.reached):
             return InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
-        return None
+        return self._on_device(None)
+
+    def _on_device(self, without: int | None) -> OnDevice | None:
+        """The weights, but for those of a cluster, where they are all on an accelerator."""
+        held = self._tensors().held
+        devices = {weights.device for weights, _, _ in held}
+        if len(devices) > 1 or devices.pop().type in ("cpu", "mps"):  # mps has no float64
+            return None
+        return OnDevice(held, without)
 
     def _kmeans(self, values: np.ndarray, k: int, centers: np.ndarray | None) -> Clustering:
         """k-means on some of the weights here, and those that the others have."""
@@ -169,10 +178,14 @@ class Group(Clusters):
 
     def _refit_survivors(self) -> int:
         """As `_fit`, with the zero cluster left as it is."""
-        old, before = self.zero_cluster, self._gather_assignment()
+        old = self.zero_cluster
         assert old is not None
-        alive = before != old
         others = np.delete(self.centers, old)
+        changed = self._refit_on_device(old, others)
+        if changed is not None:
+            return changed
+        before = self._gather_assignment()
+        alive = before != old
         if not self._total(alive) or not len(others):
             return 0
         found = self._kmeans(self._gather()[alive], len(others), others)
@@ -184,6 +197,21 @@ class Group(Clusters):
         self._set(np.insert(found.centers, zero, 0.0), after)
         self.zero_cluster = zero
         return self._total(own != found.assignment)
+
+    def _refit_on_device(self, old: int, others: np.ndarray) -> int | None:
+        """The same without a copy on the host, where the weights are many on an accelerator."""
+        numbers = self._on_device(old)
+        many = int(self.counts.sum() - self.counts[old]) >= MANY
+        if numbers is None or not many or self.distance != "l2":
+            return None
+        found = refit(numbers, len(others), others, parts=self.peers)
+        if found is None:
+            return None
+        zero, places = int(np.searchsorted(found.centers, 0.0)), np.arange(len(found.centers))
+        renumber_(numbers.held, np.append(places + (places >= zero), zero))
+        self.centers = np.insert(found.centers, zero, 0.0)
+        self.zero_cluster, self._counts = zero, None
+        return found.changed
 
     def refresh(self) -> None:
         """Centers become the means (or medians) of their clusters; the assignment is kept.
