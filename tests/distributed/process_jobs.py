@@ -155,7 +155,7 @@ def main(rank, world, folder, *names):
         init_method=f"file://{folder / 'store'}",
         rank=rank,
         world_size=int(world),
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=200),
     )
     for name in names:
         try:
@@ -337,7 +337,8 @@ def resumed(model, folder, group=None):
     tie, optimizer = budget(model), torch.optim.Adam(model.parameters(), lr=0.02)
     weights, moments = get_state_dict(model, optimizer)
     found = {"model": weights, "optimizer": moments}
-    dcp.load(found, checkpoint_id=folder, process_group=group)
+    alone = not dist.is_initialized()
+    dcp.load(found, checkpoint_id=folder, process_group=group, no_dist=alone)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     load_state(tie, folder, process_group=group)
     tie.attach(optimizer)

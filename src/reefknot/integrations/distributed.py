@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from reefknot.errors import ReefknotError, TyingError
 from reefknot.files import write_atomically, writing_atomically
@@ -77,7 +78,8 @@ def load_state(
         known = sorted({name.partition(".")[0] for name in metadata})
         raise TyingError(f"the checkpoint {checkpoint} has no state {key!r}; it has {known}")
     state = {key: {name: _room(tie, name, entry) for name, entry in found.items()}}
-    load(state, checkpoint_id=checkpoint, process_group=process_group)
+    alone = not dist.is_initialized()
+    load(state, checkpoint_id=checkpoint, process_group=process_group, no_dist=alone)
     tie.load_state_dict(state[key])
 
 

@@ -6,9 +6,9 @@ Paper     section 3.2.
 Unaware   of how a method brings its weights to their clusters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from reefknot.methods.settings import (
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.agreement import fingerprint, require_alike
-from reefknot.tying.collectives import local, nonzeros, peers_of, reshard, whole
+from reefknot.tying.collectives import is_divided, local, nonzeros, peers_of, reshard, whole
 from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
@@ -103,6 +103,7 @@ class TyingMethod(Method):
         self._home = {
             p: (group, name) for group in self.groups for name, p in group.members.items()
         }
+        self._slots = _slots(self.model, self._home)
         self.peers = peers_of((name, p) for p, (_, name) in self._home.items())
         if self.peers.several and not self.works_on_shards:
             first = next(iter(self.groups[0].members))
@@ -176,6 +177,7 @@ class TyingMethod(Method):
 
     def before_step(self, step: Step) -> None:
         """Hard phase: all weights of a cluster get the same gradient."""
+        self._follow_slots()
         self._follow_members()
         super().before_step(step)
         if self.hard:
@@ -226,11 +228,21 @@ class TyingMethod(Method):
         for group in self.groups:
             for name, parameter in group.members.items():
                 if present.get(name) is not parameter:
-                    raise TyingError(
-                        f"the model has another parameter {name!r} than when it was given to "
-                        f"{type(self).__name__}; make the method after the last change of the model"
-                    )
+                    raise TyingError(self._replaced(name))
         self._follow_members()
+
+    def _follow_slots(self) -> None:
+        """The same before each step, which must be quick."""
+        for slots, key, parameter in self._slots:
+            if slots.get(key) is not parameter:
+                raise TyingError(self._replaced(self._home[parameter][1]))
+
+    def _replaced(self, name: str) -> str:
+        return (
+            f"the model has another parameter {name!r} than when it was given to "
+            f"{type(self).__name__}; make the method after the last change of the model (to() with "
+            "a new type, FSDP), and the optimizer after the method"
+        )
 
     def _follow_members(self) -> None:
         """Before any of them is read or written."""
@@ -405,6 +417,19 @@ def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
             kept.append(int(k))
         renamed[k] = len(kept) - 1
     return Codebook(dtype, values[kept]), renamed.astype(index_dtype(max(len(kept), 1)))
+
+
+def _slots(
+    model: nn.Module, tied: Iterable[Tensor]
+) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
+    """Where modules hold these parameters, but for those that FSDP takes out and puts back."""
+    wanted = {parameter for parameter in tied if not is_divided(parameter)}
+    return [
+        (module._parameters, key, parameter)
+        for module in model.modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and parameter in wanted
+    ]
 
 
 class Content(NamedTuple):

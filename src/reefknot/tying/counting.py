@@ -60,7 +60,7 @@ class OnDevice:
         changed = torch.zeros(1, dtype=torch.int64, device=self.device)
         for values, clusters, out in self._pieces():
             new, before = of_bin[_keys(values, bins)[0]].to(clusters.dtype), clusters.int()
-            if out is not None:
+            if out is not None and self.without is not None:
                 before = before - (before > self.without).int()
                 new = new.masked_fill(out, last)
                 before.masked_fill_(out, last)

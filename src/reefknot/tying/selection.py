@@ -97,6 +97,7 @@ def select(
         for name, parameter in unwrapped(model).named_parameters()
     ]
     names = [name for name, _ in named]
+    _check_shared(unwrapped(model), scope)
     _check_patterns(names, [*include, *exclude, *(p for _, ps in _rules(scope) for p in ps)])
 
     groups: dict[tuple[str, torch.dtype], list[Named]] = {}
@@ -134,6 +135,22 @@ def select(
     titles = {key: _title(key, list(groups)) for key in groups}
     dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "own"}
     return Selection({titles[k]: tuple(v) for k, v in groups.items()}, skipped, frozenset(dense))
+
+
+def _check_shared(model: nn.Module, scope: Scope) -> None:
+    """A tensor that has two names is in one group."""
+    if isinstance(scope, str):
+        return
+    first: dict[nn.Parameter, str] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        name = original_name(key)
+        other = first.setdefault(parameter, name)
+        groups = _group_of(other, scope), _group_of(name, scope)
+        if None not in groups and groups[0] != groups[1]:
+            raise ConfigError(
+                f"{other!r} and {name!r} are one tensor, but the scope puts the first into group "
+                f"{groups[0]!r} and the second into {groups[1]!r}; a tensor is in one group"
+            )
 
 
 def _of_norms(model: nn.Module) -> set[nn.Parameter]:

@@ -131,6 +131,7 @@ class _ParameterTying(TiedWeights):
 
     def before_step(self, step: Step) -> None:
         """What the phase does before an optimizer step."""
+        self._follow_slots()
         self._follow_members()
         self._enter_first()
         self.phase.before_step(step)
@@ -177,7 +178,11 @@ class _ParameterTying(TiedWeights):
     def harden(self) -> None:
         """Go to the last phase at once: clusters are frozen."""
         self._require_soft()
-        self._enter_first()
+        if not self._entered:
+            raise TyingError(
+                f"harden() ends a training that has not begun; call {type(self).__name__}."
+                "attach(optimizer) first, or tie without training by reefknot.cluster(...)"
+            )
         skipped = self.phases[self.phases.index(self.phase) + 1 : -1]
         if self.pruning:
             log.warning(
