@@ -113,7 +113,7 @@ class Shards:
     def pieces(self):
         for rank, size in enumerate(np.diff(self.edges)):
             rng = np.random.default_rng(rank)
-            yield rng.standard_t(4, size).astype(np.float32) * np.float32(0.02)
+            yield rng.standard_normal(size, np.float32) * np.float32(0.02)
 
 
 class Added:

@@ -222,6 +222,31 @@ def real_ddp():
 
 
 @job
+def ddp_statistics():
+    """Each process has batches, and so statistics of BatchNorm, of its own; the file's size not."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.BatchNorm1d(60), nn.ReLU(), nn.Linear(60, 10))
+    wrapped = DistributedDataParallel(model)
+    tie = reefknot.SparseAPT(wrapped, target_bytes=1_500, steps=STEPS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tie.attach(optimizer)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(STEPS):
+        images, labels = torch.randn(32, 40), torch.randint(10, (32,))
+        nn.functional.cross_entropy(wrapped(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    alone = outcome(tie) if dist.get_rank() == 0 else None  # one process may finish by itself
+    return {
+        "weights": [parameter.flatten()[:9].tolist() for parameter in model.parameters()],
+        "statistics": model[1].running_mean.tolist(),
+        "bytes": len(alone["bytes"]) // 2 if alone else None,
+    }
+
+
+@job
 def drifting():
     """Copies that are not kept alike: each process has gradients of its own."""
     from torch.nn.parallel import DistributedDataParallel

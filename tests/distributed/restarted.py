@@ -1,4 +1,4 @@
-"""A training that is killed in the middle and started again: what `test_restart.py` gives to torchrun.
+"""A training that is killed in the middle and started again, as `test_restart.py` wants it.
 
     torchrun --nproc-per-node 2 --max-restarts 1 restarted.py FOLDER
 

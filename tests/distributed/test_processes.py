@@ -87,6 +87,14 @@ def test_every_process_has_the_centers_counts_and_file_of_one_alone(
         assert result == alone[like]
 
 
+def test_copies_steer_alike_although_their_statistics_differ(told):
+    first, *others = told[0]["ddp_statistics"]
+    assert first["bytes"] <= 1_500
+    for other in others:
+        assert other["statistics"] != first["statistics"]
+        assert other["weights"] == others[0]["weights"]
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

@@ -29,9 +29,9 @@ def save(tie: TyingMethod, path: Path | str) -> int:
     The bytes are those of `reefknot.save(tie.finish(), path)`. Of a network of more than two
     million weights no process ever has more than one tensor, at a byte a weight.
     """
+    peers = Peers((*tie.copies, *tie.peers.groups), tie.device())
     tie.settle()
     content, elements = tie.content(), tie.num_elements()
-    peers = Peers((*tie.copies, *tie.peers.groups), tie.device())
     written, error = 0, None
     if peers.first:
         try:

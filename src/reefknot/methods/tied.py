@@ -31,7 +31,7 @@ from reefknot.methods.settings import (
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 from reefknot.tensors import dtype_for, to_array
 from reefknot.tying.agreement import fingerprint, require_alike
-from reefknot.tying.collectives import is_divided, local, nonzeros, peers_of, reshard, whole
+from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard, whole
 from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
@@ -274,7 +274,6 @@ class TyingMethod(Method):
         """What `finish` does to the model: the weights are as the file will have them, for good."""
         self._require_hard()
         self._check_members()
-        self._check_copies()
         for group in self.groups:
             for name in group.untied():
                 raise TyingError(
@@ -370,19 +369,29 @@ class TyingMethod(Method):
         return group.centers != 0
 
     def file_bytes(self) -> int:
-        """What a file of the clusters as they are now would take up."""
+        """What a file of the clusters as they are now would take up, for all that train them.
+
+        One process finds it out: buffers, such as statistics of BatchNorm, may differ in the
+        others, and all must steer alike.
+        """
+        return self._size_among(Peers((*self.copies, *self.peers.groups), self.device()))
+
+    def _size_among(self, peers: Peers) -> int:
         if self.size_of is None:
             raise TyingError("this method was made without `size_of`, so it knows no file's size")
         size_of, content = self.size_of, self.content()
-        held = [tensor for tensor in content.tensors if self.peers.first]
-        return self.peers.told(
+        held = [tensor for tensor in content.tensors if peers.first]
+        return peers.told(
             lambda: size_of(TiedState(content.codebooks, tuple(held), content.aliases))
         )
 
     def _predict(self) -> int:
-        """The size of the file; before there are clusters, that of the tensors as they are."""
+        """The size of the file; before there are clusters, that of the tensors as they are.
+
+        Where weights are repeated each process may ask for itself.
+        """
         if self.size_of is not None and all(group.assignments for group in self.groups):
-            return self.file_bytes()
+            return self._size_among(self.peers)
         tensors = self.model.state_dict(keep_vars=True).values()
         return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 

@@ -156,6 +156,7 @@ class _ParameterTying(TiedWeights):
 
     def advance(self) -> None:
         """Enter the next phase."""
+        self._check_copies()
         density = self._density()
         before, self.phase = self.phase, self.phases[self.phases.index(self.phase) + 1]
         self.phase.step = 0  # a state from before may have been loaded since it was here
@@ -204,6 +205,7 @@ class _ParameterTying(TiedWeights):
                 f"training is in its phase {self.phase.name!r} with {left:,} steps left; train on, "
                 "or call harden() to end it now"
             )
+        self.copies = ()  # each process may finish for itself, or one of them alone
         if self.pruning:
             self.pruning.trim()
             self.freeze(zero_cluster=True)
