@@ -24,8 +24,8 @@ from document import scaling as table
 from torch import nn
 
 import reefknot
+import reefknot.methods.content
 import reefknot.methods.method
-import reefknot.methods.tied
 from reefknot.kernels.histogram import Bins, InMemory, work_on
 from reefknot.kernels.kmeans1d import kmeans1d, refit
 from reefknot.tying import collectives
@@ -101,7 +101,7 @@ def wrap(sent):
         return result
 
     dist.all_reduce, dist.all_gather = all_reduce, all_gather
-    reefknot.methods.tied.whole = reefknot.methods.method.whole = whole
+    reefknot.methods.content.whole = reefknot.methods.method.whole = whole
 
 
 class Shards:

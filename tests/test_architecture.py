@@ -67,7 +67,8 @@ WITHOUT_TORCH = {
     *("errors", "dtypes", "state", "files", "kernels", "codec", "format", "rates", "inspection"),
     "report",
 }
-CONTRACT = {"method", "hooks", "tied", "pruned", "settings", "noisy"}  # what methods are made of
+# What methods are made of.
+CONTRACT = {"method", "hooks", "tied", "content", "pruned", "settings", "noisy"}
 WITHOUT_A_METHOD = {"runs"}  # never asks which method it has
 
 

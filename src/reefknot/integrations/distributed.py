@@ -18,7 +18,8 @@ from reefknot.errors import ReefknotError, TyingError
 from reefknot.files import write_atomically, writing_atomically
 from reefknot.format import encode
 from reefknot.format.write import SOLID_ELEMENTS, write_parts
-from reefknot.methods.tied import Content, TyingMethod
+from reefknot.methods.content import Content
+from reefknot.methods.tied import TyingMethod
 from reefknot.state import TiedState
 from reefknot.tying.collectives import Peers, as_divided
 

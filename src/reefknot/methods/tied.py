@@ -8,16 +8,15 @@ Unaware   of how a method brings its weights to their clusters.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
+from reefknot.methods.content import Content, codebook_of, indices_of
 from reefknot.methods.hooks import Step, dense_grad, trained_by
 from reefknot.methods.method import Indices, Method, Saved, Stats, log
 from reefknot.methods.settings import (
@@ -28,10 +27,9 @@ from reefknot.methods.settings import (
     setting,
     settings_of,
 )
-from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
-from reefknot.tensors import dtype_for, to_array
+from reefknot.state import Codebook, TiedState
 from reefknot.tying.agreement import fingerprint, require_alike
-from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard, whole
+from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard
 from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
@@ -296,14 +294,14 @@ class TyingMethod(Method):
         """Where the tied weights are."""
         return str(local(next(iter(self._home))).device)
 
-    def content(self) -> "Content":
+    def content(self) -> Content:
         """The same in parts: tensors come one at a time, so that nobody must hold all of them."""
         codebooks: list[Codebook] = []
         tied: dict[str, tuple[int, Indices]] = {}
         for group in self.groups:
-            codebook, renamed = _codebook(group, self._written(group))
+            codebook, renamed = codebook_of(group, self._written(group))
             for name in group.members:
-                tied[name] = len(codebooks), partial(_indices, group, name, renamed)
+                tied[name] = len(codebooks), partial(indices_of, group, name, renamed)
             codebooks.append(codebook)
         return Content(tuple(codebooks), self._stored(tied), self._aliases())
 
@@ -412,22 +410,6 @@ def _clusters_by_group(num_clusters: NumClusters, names: list[str]) -> dict[str,
     return dict(num_clusters)
 
 
-def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
-    """The values a group's weights have, equal ones merged, and the new index of each cluster."""
-    dtype = dtype_for(group.dtype)
-    values = to_array(torch.from_numpy(centers + 0.0).to(group.dtype))  # -0.0 becomes +0.0
-    used = np.flatnonzero(group.counts)
-    ordered = used[np.argsort(centers[used], kind="stable")]
-    bits = values.view(f"u{DTYPES[dtype.tag].item_bytes}")
-    kept: list[int] = []
-    renamed = np.zeros(len(values), np.int64)
-    for k in ordered:
-        if not kept or bits[kept[-1]] != bits[k]:
-            kept.append(int(k))
-        renamed[k] = len(kept) - 1
-    return Codebook(dtype, values[kept]), renamed.astype(index_dtype(max(len(kept), 1)))
-
-
 def _slots(
     model: nn.Module, tied: Iterable[Tensor]
 ) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
@@ -439,19 +421,6 @@ def _slots(
         for key, parameter in module._parameters.items()
         if parameter is not None and parameter in wanted
     ]
-
-
-class Content(NamedTuple):
-    """What a `TiedState` is made of. All processes must take its tensors, one by one."""
-
-    codebooks: tuple[Codebook, ...]
-    tensors: Iterator[TiedTensor | KeptTensor]
-    aliases: dict[str, str]
-
-
-def _indices(group: Group, name: str, renamed: np.ndarray) -> np.ndarray:
-    """The values of all elements of a member in the codebook."""
-    return renamed[to_array(whole(group.assignment(name).contiguous(), group.members[name]))]
 
 
 def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:
