@@ -54,7 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("report", "shrinking", "state", "zoo", ""),
     },
     # Inside the loops of others.
-    "integrations": {"errors", "format", "methods", "public", "runs", "state"},
+    "integrations": {
+        *("errors", "files", "format", "methods", "public", "runs", "state", "tying"),
+    },
     "cli": {
         *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
         *("runs", "shrinking", "tensorfile", "zoo", ""),
@@ -68,7 +70,8 @@ WITHOUT_TORCH = {
     *("errors", "dtypes", "state", "files", "kernels", "codec", "format", "rates", "inspection"),
     "report",
 }
-CONTRACT = {"method", "hooks", "tied", "pruned", "settings", "noisy"}  # what methods are made of
+# What methods are made of.
+CONTRACT = {"method", "hooks", "tied", "content", "pruned", "settings", "noisy"}
 WITHOUT_A_METHOD = {"runs"}  # never asks which method it has
 
 
