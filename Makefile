@@ -60,6 +60,8 @@ bench: .bench/ready
 	    --json benchmarks/results/low_bit.json
 	.bench/bin/python benchmarks/shrink.py experiments/records/*sparse_apt*seed0/model.reef \
 	    --json benchmarks/results/shrink.json
+	.bench/bin/python benchmarks/scaling.py --json benchmarks/results/scaling.json
+	.bench/bin/python benchmarks/ddp.py --json benchmarks/results/ddp.json
 	.bench/bin/python benchmarks/document.py
 
 # The JavaScript of `reefknot export html`, minified by npm's terser; the result is committed.

@@ -1,9 +1,9 @@
-"""Puts the results of the benchmarks into docs/performance.md, between its marks, and draws the growth.
+"""Puts the results of the benchmarks into docs/performance.md and docs/scaling.md, between marks, and draws the growth.
 
     python benchmarks/document.py
 
 Takes     benchmarks/results/*.json, as `make bench` writes them.
-Gives     the tables of docs/performance.md, and docs/growth.svg.
+Gives     the tables of docs/performance.md and docs/scaling.md, and docs/growth.svg.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENTS = [ROOT / "docs" / "performance.md", ROOT / "docs" / "scaling.md"]
 PLOT = ROOT / "docs" / "growth.svg"
 BYTES = ["gzip -9", "xz -9e", "zstd -19", "CSR+Huffman", "DeepCABAC", ".reef"]
 
@@ -234,8 +234,38 @@ def low_bit(rows):
     return markdown(titles, cells)
 
 
+def scaling(result):
+    wire, simulation = result["wire"], result["simulation"]
+    rows = [
+        [kind, f"{count:,}", f"{wire['most'][kind]:,}"] for kind, count in wire["usual"].items()
+    ]
+    away = simulation["shards alone, most away"]
+    return "\n\n".join([
+        f"{wire['weights']:,} weights, K = {wire['K']}, Adam, {wire['processes']} processes; bytes of all calls of a step:",
+        markdown(["step", "usually", "at most"], rows),
+        f"{simulation['ranks']} ranks with {simulation['weights']:,} weights together: one histogram of "
+        f"{simulation['histogram bytes']:,} bytes, of which a rank sends {simulation['sent by a rank in a ring']:,} in a ring. "
+        f"The same weights on {simulation['other ranks']} ranks, cut at other places, have the same centers, bit for bit. "
+        f"Fitted on each rank alone the centers are {simulation['shards alone, distinct']} different sets, up to "
+        f"{100 * away:.2f} % of the largest center away.",
+    ])  # fmt: skip
+
+
+def ddp(result):
+    rows = [
+        [row["step"], f"{row['ms']:.2f}", f"{row['ratio']:.3f}", f"{row['ratio 25 %']:.3f} to {row['ratio 75 %']:.3f}"]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return markdown(["step", "ms", "ratio to plain", "quartiles"], rows)
+
+
 def main():
-    text = DOCUMENT.read_text()
+    for document in DOCUMENTS:
+        document.write_text(filled(document.read_text()))
+
+
+def filled(text):
+    """A document with the present results between its marks."""
     for name, make in (
         ("codec", codec),
         ("tying", tying),
@@ -244,6 +274,8 @@ def main():
         ("shrink", shrink),
         ("packing_vgg", packing_vgg),
         ("low_bit", low_bit),
+        ("scaling", scaling),
+        ("ddp", ddp),
     ):
         path = RESULTS / f"{name}.json"
         if not path.exists() or f"<!-- {name} -->" not in text:
@@ -254,7 +286,7 @@ def main():
         text = f"{before}<!-- {name} -->\n{make(result)}\n<!-- /{name} -->{after}"
         if name == "tying":
             PLOT.write_text(plot(result))
-    DOCUMENT.write_text(text)
+    return text
 
 
 if __name__ == "__main__":

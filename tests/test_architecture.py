@@ -57,7 +57,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Many runs.
     "searching": {"errors", "files", "report", "runs"},
     # Inside the loops of others.
-    "integrations": {"errors", "format", "methods", "public", "runs", "state"},
+    "integrations": {
+        *("errors", "files", "format", "methods", "public", "runs", "state", "tying"),
+    },
     "cli": {
         *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
         *("runs", "searching", "shrinking", "tensorfile", "zoo", ""),
@@ -82,7 +84,8 @@ WITHOUT_TORCH = {
     ),
     "report",
 }
-CONTRACT = {"method", "hooks", "tied", "pruned", "settings", "noisy"}  # what methods are made of
+# What methods are made of.
+CONTRACT = {"method", "hooks", "tied", "content", "pruned", "settings", "noisy"}
 WITHOUT_A_METHOD = {"runs", "searching"}  # never asks which method it has
 
 

@@ -6,6 +6,7 @@ Gives     the bytes of a file; the same state always gives the same ones.
 
 import io
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import BinaryIO, Literal
 
@@ -36,16 +37,28 @@ def encode(state: TiedState, effort: Effort = "auto") -> bytes:
         if data is not None:
             return data
     file = io.BytesIO()
+    write_parts(file, state.codebooks, state.tensors, dict(state.aliases), effort)
+    return file.getvalue()
+
+
+def write_parts(
+    file: BinaryIO,
+    codebooks: Iterable[Codebook],
+    tensors: Iterable[TiedTensor | KeptTensor],
+    aliases: dict[str, str],
+    effort: Effort = "auto",
+) -> int:
+    """An indexed file of a state that nobody holds as a whole; gives its size in bytes."""
     writer = IndexedWriter(file, effort)
-    numbers = [writer.add_codebook(codebook) for codebook in state.codebooks]
-    for tensor in state.tensors:
+    numbers = [writer.add_codebook(codebook) for codebook in codebooks]
+    for tensor in tensors:
         writer.add(
             replace(tensor, codebook=numbers[tensor.codebook])
             if isinstance(tensor, TiedTensor)
             else tensor
         )
-    writer.finish(dict(state.aliases))
-    return file.getvalue()
+    writer.finish(aliases)
+    return writer.bytes_written
 
 
 def sorted_book(codebook: Codebook) -> tuple[layout.Book, np.ndarray]:

@@ -16,7 +16,7 @@ summation or the number of threads, and histograms of parts can be added.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
@@ -80,18 +80,6 @@ class Histogram:
         self.counts = cells[self.keys, 0]
         self.means = self._means()
 
-    @classmethod
-    def of(cls, numbers: Work, bins: Bins, threads: int) -> "Histogram":
-        """Count the numbers of all rows."""
-        cells = np.zeros((2 * bins.half, 2), np.int64)
-        loop = _count(_real(bins.dtype))
-        numbers.run(loop, (bins.shift, bins.lowest, threads), threads, sums=cells.reshape(-1))
-        return cls(bins, cells)
-
-    def __add__(self, other: "Histogram") -> "Histogram":
-        assert self.bins == other.bins
-        return Histogram(self.bins, self.cells + other.cells)
-
     def _means(self) -> NDArray[np.float64]:
         """The mean of each bin: `share` of the way from its lower edge to its upper one."""
         bins, whole = self.bins, f"i{self.bins.dtype.itemsize}"
@@ -106,23 +94,52 @@ class Histogram:
         means = np.where(magnitude == 0, 0.0, low + (high - low) * share)
         return np.where(positive, means, -means)
 
-    def spread(self, clusters: NDArray, numbers: Work, num_clusters: int, threads: int) -> int:
-        """Assign each number to the cluster of its bin; gives how many assignments changed.
-
-        The result is written to the rows' assignments, whose dtype is that of `num_clusters`.
-        """
-        index = assignment_dtype(num_clusters)
-        table = np.zeros(2 * self.bins.half, index)
+    def table(self, clusters: NDArray, num_clusters: int) -> NDArray:
+        """For each bin its cluster, from the cluster of each occupied one."""
+        table = np.zeros(2 * self.bins.half, assignment_dtype(num_clusters))
         table[self.keys] = clusters
-        loop = _assign(_real(self.bins.dtype), np.uint8 if index == np.uint8 else np.int32)
-        return numbers.run(loop, (self.bins.shift, self.bins.lowest), threads, centers=table)
+        return table
 
 
-def largest_magnitude(numbers: Work, dtype: np.dtype, threads: int) -> float:
-    """The largest magnitude among the numbers of all rows; NaN or infinity if there is one."""
-    found = np.zeros(max(threads, 1) + 1, np.int64)
-    numbers.run(_extent(_real(dtype)), (0.0, 0.0), threads, sums=found)
-    return float(found.max().astype(f"i{dtype.itemsize}").view(dtype))
+class Countable(Protocol):
+    """Numbers, wherever they lie, that can be counted there and be given clusters."""
+
+    dtype: np.dtype
+
+    def largest(self) -> float:
+        """The largest magnitude; NaN or infinity if one is that, 0 if there are no numbers."""
+
+    def cells(self, bins: Bins) -> NDArray[np.int64]:
+        """For each bin how many numbers are in it, and the sum of their places inside it."""
+
+    def spread(self, bins: Bins, table: NDArray) -> int:
+        """Write the cluster of each number, given that of each bin; gives how many changed."""
+
+
+class InMemory:
+    """Numbers that lie in memory; their clusters go into the rows' assignments."""
+
+    def __init__(self, work: Work, dtype: np.dtype, threads: int) -> None:
+        self.work, self.dtype, self.threads = work, dtype, threads
+
+    def largest(self) -> float:
+        """The largest magnitude; see `Countable`."""
+        found = np.zeros(max(self.threads, 1) + 1, np.int64)
+        self.work.run(_extent(_real(self.dtype)), (0.0, 0.0), self.threads, sums=found)
+        return float(found.max().astype(f"i{self.dtype.itemsize}").view(self.dtype))
+
+    def cells(self, bins: Bins) -> NDArray[np.int64]:
+        """Count the numbers of all rows."""
+        cells = np.zeros((2 * bins.half, 2), np.int64)
+        numbers = (bins.shift, bins.lowest, self.threads)
+        self.work.run(_count(_real(bins.dtype)), numbers, self.threads, sums=cells.reshape(-1))
+        return cells
+
+    def spread(self, bins: Bins, table: NDArray) -> int:
+        """Write the cluster of each number; see `Countable`."""
+        index = np.uint8 if table.dtype == np.uint8 else np.int32
+        loop = _assign(_real(bins.dtype), index)
+        return self.work.run(loop, (bins.shift, bins.lowest), self.threads, centers=table)
 
 
 def work_on(numbers: NDArray, assignment: NDArray | None = None) -> Work:

@@ -19,15 +19,16 @@ from reefknot.errors import ReefknotError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.histogram import (
     Bins,
+    Countable,
     Histogram,
+    InMemory,
     has_bins,
     has_powers,
-    largest_magnitude,
     threads_for,
     work_on,
 )
 from reefknot.kernels.jit import compiled
-from reefknot.kernels.work import Work
+from reefknot.kernels.parts import ONE_PLACE, Parts
 
 Distance = Literal["l2", "l1"]
 
@@ -77,28 +78,50 @@ def kmeans1d(
     numbers = np.asarray(values)
     masses = None if weights is None else np.asarray(weights, np.float64)
     _check(numbers, masses, num_clusters, distance)
-    if not exact and masses is None and distance == "l2" and numbers.size >= MANY:
-        assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
-        flat = np.ascontiguousarray(numbers)
-        work = work_on(flat, assignment)
-        found = refit(
-            work,
-            flat.dtype,
+    if not exact and masses is None:
+        return kmeans1d_of_parts(
+            numbers,
             num_clusters,
-            centers,
-            threads_for(flat.size),
+            ONE_PLACE,
+            centers=centers,
+            distance=distance,
             max_iterations=max_iterations,
         )
+    _check_finite(numbers)
+    line = _Line.of(numbers.ravel(), masses, distance)
+    if exact and len(line) > num_clusters:
+        return _assigned(line, line.optimum(num_clusters), numbers)
+    return _assigned(line, line.few_or_solved(num_clusters, centers, max_iterations), numbers)
+
+
+def kmeans1d_of_parts(
+    numbers: NDArray,
+    num_clusters: int,
+    parts: Parts,
+    *,
+    centers: ArrayLike | None = None,
+    distance: Distance = "l2",
+    max_iterations: int = 100,
+) -> Clustering:
+    """`kmeans1d` on numbers of which only some are here, perhaps none; gives the clusters of those.
+
+    Where they are many they are counted. Otherwise the distinct ones go to all places.
+    """
+    if distance == "l2" and parts.total(np.array([numbers.size]))[0] >= MANY:
+        assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
+        flat = np.ascontiguousarray(numbers)
+        here = InMemory(work_on(flat, assignment), flat.dtype, threads_for(flat.size))
+        found = refit(here, num_clusters, centers, parts=parts, max_iterations=max_iterations)
         if found is not None:
             return Clustering(found.centers, assignment)
     _check_finite(numbers)
-    line = _Line.of(numbers.ravel(), masses, distance)
-    if len(line) <= num_clusters:
-        starts = np.arange(len(line), dtype=np.int64)
-    elif exact:
-        starts = line.optimum(num_clusters)
-    else:
-        starts = line.solve(num_clusters, centers, max_iterations)
+    points, counts = parts.merged(*_distinct(numbers))
+    line = _Line(points, counts.astype(np.float64), distance)
+    return _assigned(line, line.few_or_solved(num_clusters, centers, max_iterations), numbers)
+
+
+def _assigned(line: "_Line", starts: NDArray[np.int64], numbers: NDArray) -> Clustering:
+    """The clusters that begin at these points of the line, for each number."""
     assignment = np.searchsorted(line.points[starts[1:]], numbers.ravel(), side="right")
     dtype = assignment_dtype(len(starts))
     return Clustering(line.final_centers(starts), assignment.astype(dtype).reshape(numbers.shape))
@@ -112,34 +135,53 @@ class Refit(NamedTuple):
 
 
 def refit(
-    numbers: Work,
-    dtype: np.dtype,
+    numbers: Countable,
     num_clusters: int,
     centers: ArrayLike | None,
-    threads: int,
     *,
+    parts: Parts = ONE_PLACE,
     max_iterations: int = 100,
 ) -> Refit | None:
     """k-means in place: the numbers are counted in bins, not copied.
 
-    Writes the rows' assignments. Gives None, and writes nothing, if the numbers have no bins (all
-    are zero, or the largest is not finite or near the limits of its type), or if too few bins are
+    Writes their assignments. Gives None, and writes nothing, if the numbers have no bins (all are
+    zero, or the largest is not finite or near the limits of its type), or if too few bins are
     occupied for this many clusters.
     """
-    if not has_bins(dtype):
+    if not has_bins(numbers.dtype):
         return None
-    largest = largest_magnitude(numbers, dtype, threads)
-    if not has_powers(dtype, largest):
+    largest = parts.largest(numbers.largest())
+    if not has_powers(numbers.dtype, largest):
         return None
-    bins = Bins(dtype, largest, 10 if num_clusters <= 64 else 12)
-    histogram = Histogram.of(numbers, bins, threads)
+    bins = Bins(numbers.dtype, largest, 10 if num_clusters <= 64 else 12)
+    histogram = Histogram(bins, parts.total(numbers.cells(bins)))
     if len(histogram.counts) < BINS_PER_CLUSTER * num_clusters:
         return None
     line = _Line(histogram.means, histogram.counts.astype(np.float64), "l2")
     starts = line.solve(num_clusters, centers, max_iterations)
     clusters = np.searchsorted(starts, np.arange(len(line)), side="right") - 1
-    changed = histogram.spread(clusters, numbers, num_clusters, threads)
-    return Refit(line.final_centers(starts), changed)
+    changed = numbers.spread(bins, histogram.table(clusters, num_clusters))
+    return Refit(line.final_centers(starts), int(parts.total(np.array([changed]))[0]))
+
+
+class Counted(NamedTuple):
+    """Ascending points, and how many numbers are at each of them."""
+
+    points: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
+def counted(numbers: NDArray, parts: Parts = ONE_PLACE) -> Counted:
+    """Numbers of which only some are here: each distinct one, or where they are many their bins."""
+    if parts.total(np.array([numbers.size]))[0] >= MANY and has_bins(numbers.dtype):
+        flat = np.ascontiguousarray(numbers)
+        here = InMemory(work_on(flat), flat.dtype, threads_for(flat.size))
+        largest = parts.largest(here.largest())
+        if has_powers(flat.dtype, largest):
+            bins = Bins(flat.dtype, largest, 10)
+            histogram = Histogram(bins, parts.total(here.cells(bins)))
+            return Counted(histogram.means, histogram.counts)
+    return Counted(*parts.merged(*_distinct(numbers)))
 
 
 def nearest(values: ArrayLike, centers: NDArray[np.float64]) -> NDArray[np.integer]:
@@ -170,6 +212,13 @@ def _check_finite(numbers: NDArray) -> None:
         )
 
 
+def _distinct(numbers: NDArray) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Distinct numbers in ascending order, and how often each occurs."""
+    ordered = np.sort(numbers.ravel()).astype(np.float64)
+    firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])
+    return ordered[firsts], np.diff(np.append(firsts, len(ordered)))
+
+
 class _Line:
     """Distinct sorted points with masses, and their prefix sums; clusters are intervals of them.
 
@@ -193,11 +242,8 @@ class _Line:
     @classmethod
     def of(cls, numbers: NDArray, masses: NDArray | None, distance: Distance) -> "_Line":
         if masses is None:
-            ordered = np.sort(numbers).astype(np.float64)
-            edges = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-            firsts = np.flatnonzero(edges)
-            counts = np.diff(np.append(firsts, len(ordered))).astype(np.float64)
-            return cls(ordered[firsts], counts, distance)
+            points, counts = _distinct(numbers)
+            return cls(points, counts.astype(np.float64), distance)
         points, where = np.unique(numbers.astype(np.float64), return_inverse=True)
         summed = np.bincount(where.ravel(), weights=masses.ravel(), minlength=len(points))
         return cls(points[summed > 0], summed[summed > 0], distance)
@@ -228,6 +274,14 @@ class _Line:
         with np.errstate(over="ignore"):
             means = np.ldexp(means, self.power)
         return np.clip(means, self.points[first], self.points[last])
+
+    def few_or_solved(
+        self, num_clusters: int, centers: ArrayLike | None, max_iterations: int
+    ) -> NDArray[np.int64]:
+        """A cluster for each point if they are few, otherwise `solve`."""
+        if len(self) <= num_clusters:
+            return np.arange(len(self), dtype=np.int64)
+        return self.solve(num_clusters, centers, max_iterations)
 
     def solve(
         self, num_clusters: int, centers: ArrayLike | None, max_iterations: int

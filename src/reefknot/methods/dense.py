@@ -21,7 +21,7 @@ class Dense(Method):
         """Every tensor of the model, kept exactly."""
         self._require_hard()
         self.detach()
-        return self._state()
+        return TiedState((), tuple(self._stored({})), self._aliases())
 
     def stats(self) -> Stats:
         """Density, and the bytes of the uncompressed tensors."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from reefknot.errors import TyingError
+from reefknot.tying.collectives import is_divided, local
 from reefknot.tying.ops import is_dense
 
 _WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__  # torch's, which calls the hooks
@@ -198,11 +199,13 @@ def dense_grad(name: str, parameter: Tensor) -> Tensor | None:
             f"parameter {tuple(parameter.shape)} on {parameter.device}; a tied parameter keeps its "
             "shape, and is moved before the backward pass"
         )
-    return grad
+    return local(grad)
 
 
 def unshare_grad_(parameter: Tensor) -> None:
     """Replace a gradient whose elements share memory (an expanded one) by a contiguous copy."""
     grad = parameter.grad
-    if grad is not None and grad.layout == torch.strided and not is_dense(grad):
+    if grad is None or is_divided(grad):
+        return
+    if grad.layout == torch.strided and not is_dense(grad):
         parameter.grad = grad.contiguous()

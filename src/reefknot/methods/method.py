@@ -15,7 +15,7 @@ code outside a method's file asks which method it has.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -29,16 +29,18 @@ from reefknot.errors import ConfigError, TyingError
 from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
 from reefknot.methods.settings import described, mistakes_in, setting, settings_of
 from reefknot.shrinking.graph import dead_elements
-from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+from reefknot.state import KeptTensor, TiedState, TiedTensor
 from reefknot.tensors import dtype_for, to_array
+from reefknot.tying.collectives import local, whole
 from reefknot.tying.saved import refuse_unknown, saved_count
-from reefknot.tying.selection import original_name, unwrapped
+from reefknot.tying.selection import original_name, replicas_of, unwrapped
 
 log = logging.getLogger("reefknot")
 
 Stats = dict[str, Any]
 Saved = dict[str, Tensor | int | float]
 SizeOf = Callable[[TiedState], int]
+Indices = Callable[[], np.ndarray]  # of a tensor into its codebook, when they are needed
 
 
 @dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
@@ -68,6 +70,7 @@ class Method(ABC):
         settings = {f.name: getattr(self, f.name) for f in settings_of(type(self))}
         if found := self.mistakes(settings):
             raise ConfigError(*found)
+        self.copies = replicas_of(self.model)  # groups of processes that train the same
         self.model = unwrapped(self.model)
         self.step = 0  # rounds of optimizer steps since attach
         self.hard = False
@@ -247,15 +250,36 @@ class Method(ABC):
         if not self.hard:
             raise TyingError("the weights are still soft; call harden() before finish()")
 
-    def _state(
-        self,
-        tied: Mapping[str, tuple[int, np.ndarray]] | None = None,
-        codebooks: tuple[Codebook, ...] = (),
-    ) -> TiedState:
-        """The model's state dict as a `TiedState`: `tied` maps names to (codebook, indices)."""
-        tensors: list[TiedTensor | KeptTensor] = []
-        aliases: dict[str, str] = {}
-        owners: dict[int, str] = {}
+    def _stored(self, tied: Mapping[str, tuple[int, Indices]]) -> Iterator[TiedTensor | KeptTensor]:
+        """All tensors of the state dict, one at a time; what is sharded is gathered for it.
+
+        `tied` maps names to (codebook, indices).
+        """
+        for name, value in self._owned().items():
+            if name in tied:
+                codebook, indices = tied[name]
+                yield TiedTensor(name, codebook, indices())
+            else:
+                array = to_array(whole(local(value), value))
+                yield KeptTensor(name, dtype_for(value.dtype), array, value.requires_grad)
+
+    def _owned(self) -> dict[str, Tensor]:
+        """The state dict without aliases."""
+        first = self._first_names()
+        return {n: v for n, v in self._entries().items() if first[id(v)] == n}
+
+    def _aliases(self) -> dict[str, str]:
+        """Names of tensors that are stored under another one."""
+        first = self._first_names()
+        return {n: first[id(v)] for n, v in self._entries().items() if first[id(v)] != n}
+
+    def _first_names(self) -> dict[int, str]:
+        """The name that each tensor is stored under, by its identity."""
+        return {id(value): name for name, value in reversed(self._entries().items())}
+
+    def _entries(self) -> dict[str, Tensor]:
+        """The state dict, all of it tensors."""
+        found = {}
         for key, value in self.model.state_dict(keep_vars=True).items():
             name = original_name(key)
             if not isinstance(value, Tensor):
@@ -263,14 +287,5 @@ class Method(ABC):
                     f"the state dict holds {name!r}, a {type(value).__name__} and not a tensor, "
                     "which a .reef file cannot hold; drop it from get_extra_state()"
                 )
-            if id(value) in owners:
-                aliases[name] = owners[id(value)]
-                continue
-            owners[id(value)] = name
-            if tied and name in tied:
-                tensors.append(TiedTensor(name, *tied[name]))
-            else:
-                tensors.append(
-                    KeptTensor(name, dtype_for(value.dtype), to_array(value), value.requires_grad)
-                )
-        return TiedState(codebooks, tuple(tensors), aliases)
+            found[name] = value
+        return found

@@ -6,22 +6,30 @@ Paper     section 3.2.
 Unaware   of how a method finds its clusters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Self, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
+from reefknot.methods.content import Content, codebook_of, indices_of
 from reefknot.methods.hooks import Step, dense_grad, trained_by
-from reefknot.methods.method import Method, Saved, Stats, log
-from reefknot.methods.settings import are_clusters, are_patterns, is_choice, is_scope, setting
+from reefknot.methods.method import Indices, Method, Saved, Stats, log
+from reefknot.methods.settings import (
+    are_clusters,
+    are_patterns,
+    is_choice,
+    is_scope,
+    setting,
+    settings_of,
+)
 from reefknot.state import Codebook, TiedState
-from reefknot.tensors import dtype_for, to_array
+from reefknot.tying.agreement import fingerprint, require_alike
+from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard
 from reefknot.tying.group import Group, Shared
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, select
 
@@ -41,6 +49,7 @@ class TyingMethod(Method):
 
     shared: ClassVar[Shared] = "mean"
     has_zero_cluster: ClassVar[bool] = True
+    works_on_shards: ClassVar[bool] = False  # of tensors that no process has as a whole
 
     num_clusters: NumClusters = setting(
         default=17,
@@ -93,6 +102,14 @@ class TyingMethod(Method):
         self._home = {
             p: (group, name) for group in self.groups for name, p in group.members.items()
         }
+        self._slots = _slots(self.model, self._home)
+        self.peers = peers_of((name, p) for p, (_, name) in self._home.items())
+        if self.peers.several and not self.works_on_shards:
+            first = next(iter(self.groups[0].members))
+            raise TyingError(
+                f"{type(self).__name__} needs whole tensors, and {first!r} "
+                "is sharded; train it with DistributedDataParallel, or take SparseAPT or APT"
+            )
         if self.skipped:
             log.warning(
                 "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
@@ -119,6 +136,7 @@ class TyingMethod(Method):
         return super().attach(*optimizers)
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
+        self._check_alike()
         super()._check_trained(optimizers)
         moved = trained_by(*optimizers)
         idle = [name for parameter, (_, name) in self._home.items() if parameter not in moved]
@@ -130,8 +148,35 @@ class TyingMethod(Method):
         if idle:
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
 
+    def _check_alike(self) -> None:
+        """All processes must tie the same model in the same way."""
+        groups = (*self.copies, *self.peers.groups)
+        if not groups:
+            return
+        facts = {f.name: str(getattr(self, f.name)) for f in settings_of(type(self))}
+        for group in self.groups:
+            facts[f"num_clusters of group {group.name!r}"] = str(group.num_clusters)
+            for name, parameter in group.members.items():
+                facts[f"the type of {name!r}"] = str(parameter.dtype)
+                facts[f"the shape of {name!r}"] = str(tuple(parameter.shape))
+        facts = {"the method": type(self).__name__} | facts
+        require_alike(facts, groups, self.device(), "what is tied")
+        self._check_copies()
+
+    def _check_copies(self) -> None:
+        """Processes that hold the same weights must not drift apart."""
+        if not self.copies:
+            return
+        members = {n: group.here(n) for group in self.groups for n in group.members}
+        prints = {
+            f"the sum over the bits of {name!r}": str(row.tolist())
+            for name, row in zip(members, fingerprint(members.values()), strict=True)
+        }
+        require_alike(prints, self.copies, self.device(), f"weights after step {self.step:,}")
+
     def before_step(self, step: Step) -> None:
         """Hard phase: give all weights of a cluster the same gradient."""
+        self._follow_slots()
         self._follow_members()
         super().before_step(step)
         if self.hard:
@@ -177,15 +222,26 @@ class TyingMethod(Method):
 
     def _check_members(self) -> None:
         """Check that the model still has the tied parameters, in a layout that can be tied."""
+        reshard(self.model)
         present = {original_name(name): p for name, p in self.model.named_parameters()}
         for group in self.groups:
             for name, parameter in group.members.items():
                 if present.get(name) is not parameter:
-                    raise TyingError(
-                        f"the model has another parameter {name!r} than when it was given to "
-                        f"{type(self).__name__}; make the method after the last change of the model"
-                    )
+                    raise TyingError(self._replaced(name))
         self._follow_members()
+
+    def _follow_slots(self) -> None:
+        """The same before each step, which must be quick."""
+        for slots, key, parameter in self._slots:
+            if slots.get(key) is not parameter:
+                raise TyingError(self._replaced(self._home[parameter][1]))
+
+    def _replaced(self, name: str) -> str:
+        return (
+            f"the model has another parameter {name!r} than when it was given to "
+            f"{type(self).__name__}; make the method after the last change of the model (to() with "
+            "a new type, FSDP), and the optimizer after the method"
+        )
 
     def _follow_members(self) -> None:
         """Notice moved parameters; called before any of them is read or written."""
@@ -206,7 +262,15 @@ class TyingMethod(Method):
     # -- the result -------------------------------------------------------------------------
 
     def finish(self) -> TiedState:
-        """The tied state; the weights must still be exactly tied."""
+        """The tied state; the weights must still be exactly tied.
+
+        Where they are sharded every process must call it, and has all of the state then.
+        """
+        self.settle()
+        return self.tied_state()
+
+    def settle(self) -> None:
+        """What `finish` does to the model: the weights are as the file will have them, for good."""
         self._require_hard()
         self._check_members()
         for group in self.groups:
@@ -217,19 +281,30 @@ class TyingMethod(Method):
                 )
             group.move_centers(self._written(group))
         self.detach()
-        return self.tied_state()
 
     def tied_state(self) -> TiedState:
         """The current clusters, with the values that a file would hold."""
+        content = self.content()
+        return TiedState(content.codebooks, tuple(content.tensors), content.aliases)
+
+    def num_elements(self) -> int:
+        """Of all tensors that a file of the model has."""
+        return sum(value.numel() for value in self._owned().values())
+
+    def device(self) -> str:
+        """Where the tied weights are."""
+        return str(local(next(iter(self._home))).device)
+
+    def content(self) -> Content:
+        """The same in parts: tensors come one at a time, so that no process must hold all."""
         codebooks: list[Codebook] = []
-        tied: dict[str, tuple[int, np.ndarray]] = {}
+        tied: dict[str, tuple[int, Indices]] = {}
         for group in self.groups:
-            codebook, renamed = _codebook(group, self._written(group))
-            for name, parameter in group.members.items():
-                index = to_array(group.assignment(name).contiguous().view(parameter.shape))
-                tied[name] = (len(codebooks), renamed[index])
+            codebook, renamed = codebook_of(group, self._written(group))
+            for name in group.members:
+                tied[name] = len(codebooks), partial(indices_of, group, name, renamed)
             codebooks.append(codebook)
-        return self._state(tied, tuple(codebooks))
+        return Content(tuple(codebooks), self._stored(tied), self._aliases())
 
     def _written(self, group: Group) -> np.ndarray:
         """The values of a group's clusters in the file."""
@@ -280,12 +355,12 @@ class TyingMethod(Method):
         """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
         others = [p for p in self.model.parameters() if p.requires_grad and p not in self._home]
         total = sum(group.num_weights for group in self.groups) + sum(p.numel() for p in others)
-        nonzero = sum(int(torch.count_nonzero(p.detach())) for p in others)
+        nonzero = sum(nonzeros(p) for p in others)
         for group in self.groups:
             if group.assignments:
                 nonzero += int(group.counts[self._alive(group)].sum())
             else:
-                nonzero += sum(int(torch.count_nonzero(p)) for p in group.members.values())
+                nonzero += sum(nonzeros(p) for p in group.members.values())
         return nonzero / total
 
     def _alive(self, group: Group) -> np.ndarray:
@@ -293,15 +368,29 @@ class TyingMethod(Method):
         return group.centers != 0
 
     def file_bytes(self) -> int:
-        """The size of a file with the current clusters."""
+        """The size of a file with the current clusters, the same in all processes.
+
+        One process measures it: buffers, such as statistics of BatchNorm, may differ in the
+        others, and all must steer alike.
+        """
+        return self._size_among(Peers((*self.copies, *self.peers.groups), self.device()))
+
+    def _size_among(self, peers: Peers) -> int:
         if self.size_of is None:
             raise TyingError("this method was made without `size_of`, so it knows no file's size")
-        return self.size_of(self.tied_state())
+        size_of, content = self.size_of, self.content()
+        held = [tensor for tensor in content.tensors if peers.first]
+        return peers.told(
+            lambda: size_of(TiedState(content.codebooks, tuple(held), content.aliases))
+        )
 
     def _predict(self) -> int:
-        """The size of the file; before there are clusters, that of the uncompressed tensors."""
+        """The size of the file; before there are clusters, that of the uncompressed tensors.
+
+        Where weights are replicated, each process may measure it for itself.
+        """
         if self.size_of is not None and all(group.assignments for group in self.groups):
-            return self.file_bytes()
+            return self._size_among(self.peers)
         tensors = self.model.state_dict(keep_vars=True).values()
         return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
@@ -335,20 +424,17 @@ def _clusters_by_group(num_clusters: NumClusters, names: list[str]) -> dict[str,
     return dict(num_clusters)
 
 
-def _codebook(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
-    """The values a group's weights have, equal ones merged, and the new index of each cluster."""
-    dtype = dtype_for(group.dtype)
-    values = to_array(torch.from_numpy(centers + 0.0).to(group.dtype))  # -0.0 becomes +0.0
-    used = np.flatnonzero(group.counts)
-    ordered = used[np.argsort(centers[used], kind="stable")]
-    bits = values.view(f"u{DTYPES[dtype.tag].item_bytes}")
-    kept: list[int] = []
-    renamed = np.zeros(len(values), np.int64)
-    for k in ordered:
-        if not kept or bits[kept[-1]] != bits[k]:
-            kept.append(int(k))
-        renamed[k] = len(kept) - 1
-    return Codebook(dtype, values[kept]), renamed
+def _slots(
+    model: nn.Module, tied: Iterable[Tensor]
+) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
+    """Where modules hold these parameters, but for those that FSDP takes out and puts back."""
+    wanted = {parameter for parameter in tied if not is_divided(parameter)}
+    return [
+        (module._parameters, key, parameter)
+        for module in model.modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and parameter in wanted
+    ]
 
 
 def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:

@@ -7,7 +7,7 @@ Paper     section 3.1, equation 1.
 Unaware   of how weights come to their centers, of optimizers and of methods.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from reefknot.errors import DivergedError, TyingError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.tying import ops
+from reefknot.tying.collectives import as_divided, local, part_of, peers_of
 from reefknot.tying.cost import nonzero_bits
 from reefknot.tying.saved import saved_count, saved_tensor
 from reefknot.tying.selection import Named, is_trainable
@@ -28,7 +29,8 @@ class Clusters:
     """Parameters, their K centers (ascending until hard tying, float64) and their assignment.
 
     The assignment of a parameter has its shape and memory layout. A group that is not `sparse` has
-    no zero cluster.
+    no zero cluster. A member that is sharded over several processes (`peers`) has only its part
+    here; centers and counts are those of all parts.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Clusters:
     ) -> None:
         self.name = name
         self.members: dict[str, Tensor] = dict(members)
+        self.peers = peers_of(self.members.items())
         self.num_clusters = num_clusters  # may change if `most_clusters` is given, up to that
         self.most_clusters = most_clusters or num_clusters
         self._may_change = most_clusters is not None
@@ -51,7 +54,7 @@ class Clusters:
         self._centers = np.zeros(0)
         self._stale = False  # whether the centers must be computed again
         self._ready: ops.Tensors | None = None  # see `_tensors`
-        self._shapes = {name: parameter.shape for name, parameter in self.members.items()}
+        self._shapes = {name: self.here(name).shape for name in self.members}
         self._layouts: dict[str, ops.Layout] = {}  # as last seen; see `follow`
         self._counts: np.ndarray | None = np.zeros(0, np.int64)  # None: must be counted again
         self.zero_cluster: int | None = None
@@ -60,8 +63,12 @@ class Clusters:
 
     @property
     def num_weights(self) -> int:
-        """The number of elements of all members."""
+        """The number of elements of all members, in all processes."""
         return sum(parameter.numel() for parameter in self.members.values())
+
+    def here(self, name: str) -> Tensor:
+        """A member, or that part of it which this process has."""
+        return local(self.members[name])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,11 +76,11 @@ class Clusters:
         return next(iter(self.members.values())).dtype
 
     def weights(self) -> np.ndarray:
-        """A copy of all weights, member after member."""
+        """A copy of all weights here, member after member."""
         return self._gather()
 
     def magnitudes(self) -> np.ndarray:
-        """|w| of all weights, member after member."""
+        """|w| of all weights here, member after member."""
         return np.abs(self._gather())
 
     def follow(self, *names: str) -> None:
@@ -84,7 +91,7 @@ class Clusters:
         first.
         """
         for name in names or self.members:
-            parameter = self.members[name]
+            parameter = self.here(name)
             layout = ops.layout(parameter)
             if layout != self._layouts.get(name):
                 self._check()
@@ -94,8 +101,8 @@ class Clusters:
 
     def _check(self) -> None:
         """Check that members keep their shapes, are dense in memory, and have one dtype."""
-        for name, parameter in self.members.items():
-            shape = self._shapes[name]
+        for name in self.members:
+            parameter, shape = self.here(name), self._shapes[name]
             if parameter.shape != shape or not ops.fills_its_memory(parameter):
                 raise TyingError(
                     f"{name!r} of shape {tuple(shape)} now has shape {tuple(parameter.shape)} and "
@@ -111,8 +118,9 @@ class Clusters:
                 )
 
     def _gather(self) -> np.ndarray:
-        """A copy of all weights as one vector."""
-        return np.concatenate([piece for piece, _ in self._pieces()])
+        """A copy of all weights here as one vector."""
+        wide = np.float64 if self.dtype == torch.float64 else np.float32
+        return np.concatenate([np.zeros(0, wide), *(piece for piece, _ in self._pieces())])
 
     @property
     def centers(self) -> np.ndarray:
@@ -133,16 +141,15 @@ class Clusters:
     def counts(self) -> np.ndarray:
         """How many weights each cluster has."""
         if self._counts is None:
-            zeros = np.zeros(len(self._centers), np.int64)
-            self._counts = sum((counts for _, counts in self.tensor_counts()), zeros)
+            self._counts = self.peers.total(self._counted(self.members).sum(0))
         return self._counts
 
     def clusters(self) -> np.ndarray:
-        """The cluster of each weight, member after member."""
+        """The cluster of each weight here, member after member."""
         return self._gather_assignment()
 
     def give_clusters(self, clusters: np.ndarray) -> None:
-        """Set the cluster of each weight, member after member; centers and weights stay."""
+        """Set the cluster of each weight here, member after member; centers and weights stay."""
         self._set(self.centers, clusters)
 
     def assignment(self, name: str) -> Tensor:
@@ -166,11 +173,13 @@ class Clusters:
 
     def tensor_counts(self) -> Iterator[tuple[str, np.ndarray]]:
         """How many elements of each member are in each cluster."""
-        for name in self.members:
-            counts = np.zeros(len(self._centers), np.int64)
-            for _, assignment in self._pieces(name):
-                counts += np.bincount(assignment.cpu().numpy(), minlength=len(counts))
-            yield name, counts
+        counts = self.peers.total(self._counted(self.members))
+        yield from zip(self.members, counts, strict=True)
+
+    def _counted(self, names: Iterable[str]) -> np.ndarray:
+        """The same for what is here of some members."""
+        held = [self.assignment(name) for name in names]
+        return ops.cluster_counts(held, len(self._centers))
 
     def deviations(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of |w - own center| and of its square in each cluster."""
@@ -180,7 +189,7 @@ class Clusters:
             away = np.abs(piece.astype(np.float64) - self.centers[index])
             absolute += np.bincount(index, away, minlength=len(absolute))
             square += np.bincount(index, away * away, minlength=len(square))
-        return absolute, square
+        return self.peers.sum_of(absolute), self.peers.sum_of(square)
 
     def spreads(self) -> np.ndarray:
         """The root mean square of (w - own center) in each cluster."""
@@ -189,21 +198,28 @@ class Clusters:
 
     def untied(self) -> Iterator[str]:
         """The names of members with a weight that does not equal its center."""
-        for name in self.members:
-            tied = (
-                np.array_equal(piece, self.centers[assignment.cpu().numpy()])
+        untied = [
+            sum(
+                np.count_nonzero(piece != self.centers[assignment.cpu().numpy()])
                 for piece, assignment in self._pieces(name)
             )
-            if not all(tied):
+            for name in self.members
+        ]
+        for name, count in zip(self.members, self.peers.total(np.array(untied)), strict=True):
+            if count:
                 yield name
 
     def worth_of_bits(self) -> np.ndarray:
-        """The square of each non-zero weight per bit that it costs in the file; inf at zeros."""
+        """The square of each non-zero weight per bit that it costs in the file; inf at zeros.
+
+        Of the weights here, member after member.
+        """
         rows = []
         for name in self.members:
             assignment = self.assignment(name)
             alive = assignment != self.smallest_center()
-            bits = ops.flat(ops.like(nonzero_bits(alive), assignment)).double().cpu().numpy()
+            full = nonzero_bits(alive, self.members[name], self.peers)
+            bits = ops.flat(ops.like(full, assignment)).double().cpu().numpy()
             square = np.square(self.centers)[ops.flat(assignment).cpu().numpy()]
             rows.append(np.where(ops.flat(alive).cpu().numpy(), square / bits, np.inf))
         return np.concatenate(rows)
@@ -214,7 +230,8 @@ class Clusters:
             "centers": torch.from_numpy(self.centers.copy()),
             "zero_cluster": -1 if self.zero_cluster is None else self.zero_cluster,
         }
-        state.update({f"assignment.{n}": a.clone() for n, a in self.assignments.items()})
+        for name, assignment in self.assignments.items():
+            state[f"assignment.{name}"] = as_divided(assignment.clone(), self.members[name])
         return state
 
     def forget(self) -> None:
@@ -236,12 +253,14 @@ class Clusters:
         for name, parameter in self.members.items():
             key = f"assignment.{name}"
             saved = saved_tensor(state, key, dtype=self._index_dtype, shape=parameter.shape)
-            if not 0 <= int(saved.min()) <= int(saved.max()) < len(centers):
+            saved = part_of(saved, parameter)
+            if saved.numel() and not 0 <= int(saved.min()) <= int(saved.max()) < len(centers):
                 raise TyingError(
                     f"the saved assignment of {name!r} names clusters from {int(saved.min())} to "
                     f"{int(saved.max())}, but there are {len(centers):,}; was it damaged?"
                 )
-            assignments[name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
+            here = self.here(name)
+            assignments[name] = torch.empty_like(here, dtype=saved.dtype).copy_(saved)
         self.centers, self.assignments = centers.cpu().numpy().copy(), assignments
         if self._may_change:
             self.num_clusters = len(self.centers)
@@ -258,7 +277,7 @@ class Clusters:
             )
 
     def _set(self, centers: np.ndarray, assignment: np.ndarray) -> None:
-        """Set the centers, and the assignment of all members from one vector."""
+        """Set the centers, and the assignment of all members here from one vector."""
         self._allocate()
         begin = 0
         for name in self.members:
@@ -271,8 +290,8 @@ class Clusters:
 
     def _allocate(self) -> None:
         """Allocate the assignment of each member, in the memory layout of its weights."""
-        for name, parameter in self.members.items():
-            self.assignments[name] = torch.zeros_like(parameter, dtype=self._index_dtype)
+        for name in self.members:
+            self.assignments[name] = torch.zeros_like(self.here(name), dtype=self._index_dtype)
         self._ready = None
 
     @property
@@ -281,22 +300,31 @@ class Clusters:
         return torch.uint8 if narrow else torch.int32
 
     def _pieces(self, *names: str) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Weights (as float32 or float64) and assignments of members, in chunks of a million."""
+        """Weights (as float32 or float64) and assignments of members, in chunks of a million.
+
+        All processes must begin this together: a weight that is not finite is an error in all.
+        """
         self.follow(*names)
+        self._require_finite(names or tuple(self.members))
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         for name in names or self.members:
-            weights = ops.flat(self.members[name])
+            weights = ops.flat(self.here(name))
             # Before the start there is no assignment; callers ignore this placeholder.
             held = self.assignments[name] if self.assignments else weights
             for begin in range(0, weights.numel(), PIECE):
                 part = slice(begin, begin + PIECE)
-                piece = weights[part].to(wide).cpu().numpy()
-                if not np.all(np.isfinite(piece)):
-                    raise DivergedError(
-                        f"weights of {name!r} are not finite, so they cannot be clustered; lower "
-                        "the learning rate or the strengths, or start from a sound checkpoint"
-                    )
-                yield piece, ops.flat(held)[part]
+                yield weights[part].to(wide).cpu().numpy(), ops.flat(held)[part]
+
+    def _require_finite(self, names: Sequence[str]) -> None:
+        """Raise in all processes if a weight of these members is not finite in any."""
+        extents = np.array([ops.largest([self.here(name)]) for name in names])
+        bad = self.peers.total((~np.isfinite(extents)).astype(np.int64))
+        for name, count in zip(names, bad, strict=True):
+            if count:
+                raise DivergedError(
+                    f"weights of {name!r} are not finite, so they cannot be clustered; lower "
+                    "the learning rate or the strengths, or start from a sound checkpoint"
+                )
 
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
@@ -306,13 +334,13 @@ class Clusters:
         self.follow()
         if self._ready is None:
             held = []
-            for name, parameter in self.members.items():
-                assignment = self.assignments[name]
+            for name in self.members:
+                weights, assignment = self.here(name).detach(), self.assignments[name]
                 dead = None
                 if self.zero_cluster is not None and self._zeros_stay:
-                    dead = ops.dead_blocks(assignment, self.zero_cluster)
-                held.append(ops.Held(parameter.detach(), assignment, dead))
-            self._ready = ops.Tensors(held)
+                    dead = ops.dead_blocks(weights, assignment, self.zero_cluster)
+                held.append(ops.Held(weights, assignment, dead))
+            self._ready = ops.Tensors(held, self.num_weights, self.peers)
         return self._ready
 
     def _as_held(self, centers: np.ndarray) -> np.ndarray:

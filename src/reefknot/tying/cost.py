@@ -9,30 +9,82 @@ is nearly free. So a price on these bits empties rows and columns.
 """
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
+
+from reefknot.tying.collectives import NO_PEERS, Peers, places
 
 VALUE_BITS = 3.0  # for sign and magnitude
 _PRIOR = 4.0  # pseudo-counts: elements of average density added to each row and column
+_BLOCK, _LANES = 1 << 15, 64  # see `_each`
 
 
-def nonzero_bits(alive: Tensor) -> Tensor:
+def nonzero_bits(alive: Tensor, parameter: Tensor | None = None, peers: Peers = NO_PEERS) -> Tensor:
     """The bits of a non-zero in each position of a tensor, in its shape.
 
     The odds of a non-zero are those of its row times those of its column, divided by those of the
-    tensor. The first dimension is the rows, as in the file; a vector is one row.
+    tensor. The first dimension is the rows, as in the file; a vector is one row. If `alive` is the
+    local part of a sharded `parameter`, the counts of rows and columns are summed over all `peers`.
     """
-    matrix = alive.reshape(len(alive), -1) if alive.ndim > 1 else alive.reshape(1, -1)
-    matrix = matrix.to(torch.float32)
-    rows, columns = matrix.shape
-    whole = (matrix.sum() + 1) / (matrix.numel() + 10)
-    row = (matrix.sum(1, keepdim=True) + _PRIOR * whole) / (columns + _PRIOR)
-    column = (matrix.sum(0, keepdim=True) + _PRIOR * whole) / (rows + _PRIOR)
-    odds = _logit(row) + _logit(column) - _logit(whole)
-    return (softplus(-odds) / math.log(2) + VALUE_BITS).reshape(alive.shape)
+    matrix = _matrix(alive)
+    row_counts, column_counts = matrix.sum(1), matrix.sum(0)
+    if peers.several:
+        assert parameter is not None
+        row_counts, column_counts, here = _over_all(row_counts, column_counts, parameter, peers)
+    rows, columns = len(row_counts), len(column_counts)
+    whole = (row_counts.sum().float() + 1) / (rows * columns + 10)
+    row = (row_counts.float()[:, None] + _PRIOR * whole) / (columns + _PRIOR)
+    column = (column_counts.float()[None] + _PRIOR * whole) / (rows + _PRIOR)
+    row, column, whole = _logit(row), _logit(column), _logit(whole)
+    if peers.several:
+        row, column = row[here[0]], column[:, here[1]]
+    return (_each(softplus, whole - (row + column)) / math.log(2) + VALUE_BITS).reshape(alive.shape)
+
+
+def _matrix(alive: Tensor) -> Tensor:
+    """The rows and columns of a tensor."""
+    shape = alive.shape if alive.ndim > 1 else (1, alive.numel())
+    return alive.reshape(shape[0], math.prod(shape[1:]))
+
+
+def _over_all(
+    row_counts: Tensor, column_counts: Tensor, parameter: Tensor, peers: Peers
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """The counts of all rows and columns of a whole parameter, and which of them are here."""
+    shape, indices = tuple(parameter.shape), places(parameter)
+    if len(shape) < 2:
+        shape, indices = (1, math.prod(shape)), [np.zeros(1, np.int64), *indices]
+    columns = np.ravel_multi_index(np.ix_(*indices[1:]), shape[1:]).reshape(-1)
+    counts = np.zeros(shape[0] + math.prod(shape[1:]), np.int64)
+    counts[indices[0]] = row_counts.cpu().numpy()
+    counts[shape[0] + columns] = column_counts.cpu().numpy()
+    device = row_counts.device
+    found = torch.from_numpy(peers.total(counts)).to(device)
+    here = torch.from_numpy(indices[0]).to(device), torch.from_numpy(columns).to(device)
+    return found[: shape[0]], found[shape[0] :], here
 
 
 def _logit(share: Tensor) -> Tensor:
-    return torch.logit(share.clamp(1e-5, 1 - 1e-3))
+    return _each(torch.logit, share.clamp(1e-5, 1 - 1e-3))
+
+
+def _each(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """A function of each element, the same wherever the element stands.
+
+    On the CPU torch computes most elements by vectors and the last few, of each thread, one by
+    one, which may differ in the last bit. Blocks that one thread does, in full vectors, have none.
+    """
+    if values.device.type != "cpu":
+        return function(values)
+    row = values.reshape(-1)
+    blocks = [function(_padded(block))[: len(block)] for block in row.split(_BLOCK)]
+    return torch.cat(blocks).reshape(values.shape) if blocks else row.reshape(values.shape)
+
+
+def _padded(block: Tensor) -> Tensor:
+    missing = -len(block) % _LANES
+    return pad(block, (0, missing), value=0.5) if missing else block

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.kmeans1d import MANY, kmeans1d, nearest, refit
+from reefknot.kernels.histogram import Countable, InMemory
+from reefknot.kernels.kmeans1d import MANY, Clustering, kmeans1d_of_parts, nearest, refit
 from reefknot.tying import ops
 from reefknot.tying.clusters import Clusters
+from reefknot.tying.counting import OnDevice, renumber_
 
 Start = Literal["even", "kmeans"]
 Shared = Literal["mean", "sum"]
@@ -41,6 +43,7 @@ class Group(Clusters):
         low, high = np.inf, -np.inf
         for piece, _ in self._pieces():
             low, high = min(low, float(piece.min())), max(high, float(piece.max()))
+        low, high = self.peers.highest(np.array([-low, high])) * (-1, 1)
         even = np.linspace(low, high, self.num_clusters)
         self._allocate()
         for piece, assignment in self._pieces():
@@ -67,7 +70,8 @@ class Group(Clusters):
         A group without a zero cluster may have more values than clusters.
         """
         if self._may_change:
-            distinct = np.unique(np.concatenate([np.unique(piece) for piece, _ in self._pieces()]))
+            distinct, counts = np.unique(self._gather().astype(np.float64), return_counts=True)
+            distinct, _ = self.peers.merged(distinct, counts)
             wanted = len(distinct) + (self.sparse and not np.any(distinct == 0))
             if self.sparse and wanted > self.most_clusters:
                 raise TyingError(
@@ -95,9 +99,13 @@ class Group(Clusters):
         values, wanted = weights[alive], self.num_clusters - 1
         assignment = np.zeros(len(weights), assignment_dtype(self.num_clusters))
         centers, zero = np.zeros(1), 0
-        if len(values):
-            first = None if how == "kmeans" else np.linspace(values.min(), values.max(), wanted)
-            found = kmeans1d(values, wanted, centers=first, distance=self.distance)
+        if self.peers.total(np.array([len(values)]))[0]:
+            first = None
+            if how == "even":
+                low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
+                low, high = self.peers.highest(np.array([-low, high])) * (-1, 1)
+                first = np.linspace(values.dtype.type(low), values.dtype.type(high), wanted)
+            found = self._kmeans(values, wanted, first)
             zero = int(np.searchsorted(found.centers, 0.0))
             centers = np.insert(found.centers, zero, 0.0)
             assignment[:] = zero
@@ -133,32 +141,54 @@ class Group(Clusters):
         """
         if not self.assignments:
             self._allocate()
-        tensors = self._tensors()
-        if self.distance == "l2" and self.num_weights >= MANY and all(tensors.reached):
-            dtype = np.dtype(tensors.types[0])
-            threads = torch.get_num_threads()
-            found = refit(tensors.work, dtype, self.num_clusters, centers, threads)
+        numbers = self._countable()
+        if self.distance == "l2" and self.num_weights >= MANY and numbers is not None:
+            found = refit(numbers, self.num_clusters, centers, parts=self.peers)
             if found is not None:
                 self.centers = found.centers
                 self._counts = None
                 return found.changed
         before = self._gather_assignment()
-        copied = kmeans1d(
-            self._gather(), self.num_clusters, centers=centers, distance=self.distance
-        )
+        copied = self._kmeans(self._gather(), self.num_clusters, centers)
         self._set(copied.centers, copied.assignment)
-        return int(np.count_nonzero(before != copied.assignment))
+        return self._total(before != copied.assignment)
+
+    def _countable(self) -> Countable | None:
+        """The weights where they lie, if they can be counted there."""
+        tensors = self._tensors()
+        if all(tensors.reached):
+            return InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
+        return self._on_device(None)
+
+    def _on_device(self, without: int | None) -> OnDevice | None:
+        """The weights, but for those of a cluster, where they are all on an accelerator."""
+        held = self._tensors().held
+        devices = {weights.device for weights, _, _ in held}
+        if len(devices) > 1 or devices.pop().type in ("cpu", "mps"):  # mps has no float64
+            return None
+        return OnDevice(held, without)
+
+    def _kmeans(self, values: np.ndarray, k: int, centers: np.ndarray | None) -> Clustering:
+        """k-means on some of the weights here, and those that the others have."""
+        return kmeans1d_of_parts(values, k, self.peers, centers=centers, distance=self.distance)
+
+    def _total(self, found: np.ndarray) -> int:
+        """How many are found here and by the others."""
+        return int(self.peers.total(np.array([np.count_nonzero(found)]))[0])
 
     def _refit_survivors(self) -> int:
         """Like `_fit`, but the zero cluster keeps its weights."""
-        old, before = self.zero_cluster, self._gather_assignment()
+        old = self.zero_cluster
         assert old is not None
-        alive = before != old
         others = np.delete(self.centers, old)
-        if not alive.any() or not len(others):
+        changed = self._refit_on_device(old, others)
+        if changed is not None:
+            return changed
+        before = self._gather_assignment()
+        alive = before != old
+        if not self._total(alive) or not len(others):
             return 0
-        values = self._gather()[alive]
-        found = kmeans1d(values, len(others), centers=others, distance=self.distance)
+        found = self._kmeans(self._gather()[alive], len(others), others)
         zero = int(np.searchsorted(found.centers, 0.0))
         own = before[alive] - (before[alive] > old)  # the clusters as if there were no zero cluster
         after = np.full(len(before), zero, before.dtype)
@@ -166,7 +196,22 @@ class Group(Clusters):
         after[alive] = places + (places >= zero)
         self._set(np.insert(found.centers, zero, 0.0), after)
         self.zero_cluster = zero
-        return int(np.count_nonzero(own != found.assignment))
+        return self._total(own != found.assignment)
+
+    def _refit_on_device(self, old: int, others: np.ndarray) -> int | None:
+        """The same without a copy on the host, where the weights are many on an accelerator."""
+        numbers = self._on_device(old)
+        many = int(self.counts.sum() - self.counts[old]) >= MANY
+        if numbers is None or not many or self.distance != "l2":
+            return None
+        found = refit(numbers, len(others), others, parts=self.peers)
+        if found is None:
+            return None
+        zero, places = int(np.searchsorted(found.centers, 0.0)), np.arange(len(found.centers))
+        renumber_(numbers.held, np.append(places + (places >= zero), zero))
+        self.centers = np.insert(found.centers, zero, 0.0)
+        self.zero_cluster, self._counts = zero, None
+        return found.changed
 
     def refresh(self) -> None:
         """Set centers to the means (or medians) of their clusters; the assignment is kept.
@@ -244,7 +289,8 @@ class Group(Clusters):
         if how == "mean":
             counts = self.counts
             if len(tensors.held) < len(self.members):
-                counts = np.sum([c for name, c in self.tensor_counts() if name in grads], axis=0)
+                there = [name for name in self.members if name in grads]
+                counts = self.peers.total(self._counted(there).sum(0))
             shared /= np.maximum(counts, 1)
         if self.zero_cluster is not None:
             shared[self.zero_cluster] = 0.0
@@ -267,7 +313,7 @@ class Group(Clusters):
                 still = dead if copy.stride() == weights.stride() else None
                 held.append(ops.Held(copy, ops.like(assignment, copy), still))
                 copies += [(grad, copy)] if copy is not grad else []
-        return ops.Tensors(held), copies
+        return ops.Tensors(held, self.num_weights, self.peers), copies
 
     def retie(self) -> None:
         """After an optimizer step: set each weight to its cluster's mean; zeros stay zero."""

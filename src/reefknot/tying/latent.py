@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from reefknot.tying import ops
+from reefknot.tying.collectives import as_divided, part_of
 from reefknot.tying.cost import VALUE_BITS, nonzero_bits
 from reefknot.tying.group import Group
 from reefknot.tying.saved import saved_tensor
@@ -44,7 +45,10 @@ class LatentWeights:
         self._of_member: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # places, weights, clusters
         group.release_zeros()
         self._lay_out(
-            {n: (group.alive(n), p, torch.zeros_like(p)) for n, p in group.members.items()}
+            {
+                name: (group.alive(name), group.here(name), torch.zeros_like(group.here(name)))
+                for name in group.members
+            }
         )
         self.renew_place_bits()
 
@@ -56,21 +60,21 @@ class LatentWeights:
         for (name, parameter), part in zip(
             self.group.members.items(), self._split(self._place_bits), strict=True
         ):
-            bits = nonzero_bits(self.group.alive(name)) - VALUE_BITS
-            part.copy_(ops.flat(ops.like(bits, parameter))[self._places[name]])
+            bits = nonzero_bits(self.group.alive(name), parameter, self.group.peers) - VALUE_BITS
+            part.copy_(ops.flat(ops.like(bits, self.group.here(name)))[self._places[name]])
 
     def put(self) -> None:
         """Before an optimizer step: copy the latent weights into the model."""
         self._follow_moves()
         for name, (places, weights, _) in self._of_member.items():
-            ops.flat(self.group.members[name]).index_copy_(0, places, weights)
+            ops.flat(self.group.here(name)).index_copy_(0, places, weights)
 
     def add_pull_(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
         """Add the gradient of the k-means penalty to the gradients of some members."""
         pull = self._values(self.group.centers)
         torch.sub(self.weights, pull, out=pull).mul_(tying_strength)
         for name, part in zip(self._places, self._split(pull), strict=True):
-            grad, parameter = grads.get(name), self.group.members[name]
+            grad, parameter = grads.get(name), self.group.here(name)
             if grad is None:
                 continue
             if grad.stride() == parameter.stride() and grad.dtype == parameter.dtype:
@@ -83,7 +87,7 @@ class LatentWeights:
     def take(self) -> None:
         """After an optimizer step: copy the latent weights back from the model."""
         for name, (places, weights, _) in self._of_member.items():
-            torch.index_select(ops.flat(self.group.members[name]), 0, places, out=weights)
+            torch.index_select(ops.flat(self.group.here(name)), 0, places, out=weights)
 
     def tie(self, price: float) -> None:
         """Assign each latent weight to a value, and set each value to the mean of its weights."""
@@ -96,7 +100,7 @@ class LatentWeights:
         self.group.take_clusters(centers, self._places, chosen)
         values = self._split(self._values(self.group.centers))
         for (name, places), part in zip(self._places.items(), values, strict=True):
-            ops.flat(self.group.members[name]).zero_().index_copy_(0, places, part)
+            ops.flat(self.group.here(name)).zero_().index_copy_(0, places, part)
 
     def _choose(self, centers: np.ndarray, price: float) -> None:
         """Choose the cluster of each weight: the least distance² + price · bits."""
@@ -118,8 +122,8 @@ class LatentWeights:
         self._count()
 
     def _count(self) -> None:
-        counts = torch.bincount(self.clusters.int(), minlength=len(self.group.centers))
-        self.counts = counts.cpu().numpy()
+        counts = ops.cluster_counts([self.clusters], len(self.group.centers))[0]
+        self.counts = self.group.peers.total(counts)
 
     def _values(self, centers: np.ndarray) -> Tensor:
         """The center of each latent weight, in the weights' dtype."""
@@ -141,14 +145,14 @@ class LatentWeights:
     def _follow_moves(self) -> None:
         """Rebuild everything if a member was moved, converted or given other strides."""
         members = self.group.members
-        if any(self._layout[name] != _layout(parameter) for name, parameter in members.items()):
+        if any(self._layout[name] != _layout(self.group.here(name)) for name in members):
             self._lay_out({name: self._full(name) for name in members})
 
     def _lay_out(self, full: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> None:
         """Build from masks, weights and position bits, each in its member's shape."""
         rows: list[list[Tensor]] = [[], [], []]
         for name, (alive, weights, bits) in full.items():
-            parameter = self.group.members[name]
+            parameter = self.group.here(name)
             places = ops.flat(ops.like(alive, parameter)).nonzero().flatten()
             self._places[name], self._layout[name] = places, _layout(parameter)
             assignment = self.group.assignment(name)
@@ -158,7 +162,8 @@ class LatentWeights:
         self.weights = torch.cat(rows[0]).to(dtype)
         self._place_bits = torch.cat(rows[1]).to(torch.promote_types(dtype, torch.float32))
         self.clusters = torch.cat(rows[2])
-        self._ready = ops.Tensors([ops.Held(self.weights, self.clusters)])
+        held = [ops.Held(self.weights, self.clusters)]
+        self._ready = ops.Tensors(held, self.group.num_weights, self.group.peers)
         views = zip(self._split(self.weights), self._split(self.clusters), strict=True)
         self._of_member = {
             name: (places, *parts)
@@ -175,7 +180,7 @@ class LatentWeights:
             self._split(self.weights)[number],
             self._split(self._place_bits)[number],
         )
-        shape = self.group.members[name].shape
+        shape = self.group.here(name).shape
         full = [torch.empty_strided(shape, stride, dtype=r.dtype, device=device) for r in rows]
         for tensor, row in zip(full, rows, strict=True):
             ops.flat(tensor.zero_())[places] = row
@@ -184,8 +189,8 @@ class LatentWeights:
     def state_dict(self) -> dict[str, Tensor]:
         """For each member: the mask of latent weights, the weights, and their position bits."""
         return {
-            f"{kind}.{name}": full
-            for name in self.group.members
+            f"{kind}.{name}": as_divided(full, parameter)
+            for name, parameter in self.group.members.items()
             for kind, full in zip(_KINDS, self._full(name), strict=True)
         }
 
@@ -195,7 +200,10 @@ class LatentWeights:
         for name, parameter in self.group.members.items():
             types = (torch.bool, parameter.dtype, self._place_bits.dtype)
             alive, weights, bits = (
-                saved_tensor(state, f"{kind}.{name}", dtype=dtype, shape=parameter.shape)
+                part_of(
+                    saved_tensor(state, f"{kind}.{name}", dtype=dtype, shape=parameter.shape),
+                    parameter,
+                )
                 for kind, dtype in zip(_KINDS, types, strict=True)
             )
             found[name] = alive, weights, bits

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from reefknot.errors import DivergedError
 from reefknot.kernels import loops
-from reefknot.kernels.histogram import largest_magnitude
+from reefknot.kernels.histogram import InMemory
 from reefknot.kernels.shared import borrow
 from reefknot.kernels.work import GRAD, SUBBLOCK, WEIGHTS, Row, Work
+from reefknot.tying.collectives import NO_PEERS, Peers
 from reefknot.tying.threads import torch_team
 
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -29,6 +30,7 @@ _INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
 _SUM_BITS = 62  # int64 sums stay below 2**62
 _TERM_BITS = {torch.float64: 50}  # each term stays below 2**50: float64 holds every integer there
 _SHORT_TERM_BITS = 31  # terms of narrower types are int32
+_PIECE = 1 << 20  # elements that are widened at a time
 
 Layout = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]  # the address first
 
@@ -49,10 +51,15 @@ def runs_compiled(tensor: Tensor) -> bool:
 
 
 class Tensors:
-    """Weights of one dtype with their assignments, prepared once for many steps."""
+    """Weights of one dtype with their assignments, prepared once for many steps.
 
-    def __init__(self, held: Sequence[Held]) -> None:
-        self.held = list(held)
+    Sums are over the weights of all `peers`, who together have `num_weights` (None: those here).
+    """
+
+    def __init__(
+        self, held: Sequence[Held], num_weights: int | None = None, peers: Peers = NO_PEERS
+    ) -> None:
+        self.held, self.peers = list(held), peers
         self.reached = [runs_compiled(weights) for weights, _, _ in held]  # by compiled loops
         rows = [
             Row(
@@ -67,7 +74,9 @@ class Tensors:
         self.work = Work(rows)
         self._others: Tensors | None = None  # see `on`
         self.sizes = self.work.table[:, 0].copy()
-        self.num_bits = sum(w.numel() for w, _, _ in held).bit_length()
+        if num_weights is None:
+            num_weights = sum(w.numel() for w, _, _ in held)
+        self.num_bits = num_weights.bit_length()
         self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
 
     def on(self, values: Sequence[Tensor | None]) -> "Tensors | None":
@@ -188,21 +197,47 @@ def cluster_sums(
     None if a term is not below `limit`: the scale is too large, or a weight is not finite. The sums
     do not depend on the order of summation. Dead blocks are left out.
     """
-    sums = np.zeros(num_clusters, np.int64)
+    found = np.zeros(num_clusters + 1, np.int64)  # the last one: terms that are too large
+    sums = found[:-1]
     if any(tensors.reached):
         loop = loops.sum_clusters(*tensors.types)
-        if tensors.run(loop, (scale, limit), sums=sums):
-            return None
-    for weights, assignment, _ in tensors.out_of_reach():
-        w, a = flat(weights), flat(assignment)
-        if w.device.type == "mps":  # it has no float64
-            w, a = w.cpu(), a.cpu()
-        terms = w.double() * scale
-        if not bool((terms.abs() < limit).all()):
-            return None
-        exact = torch.zeros(num_clusters, dtype=torch.int64, device=w.device)
-        sums += exact.index_add_(0, a.long(), terms.round().long()).cpu().numpy()
-    return sums
+        found[-1] = tensors.run(loop, (scale, limit), sums=sums)
+    for device, held in _by_device(tensors.out_of_reach()):
+        exact = torch.zeros(num_clusters + 1, dtype=torch.int64, device=device)
+        for weights, assignment, _ in held:
+            terms = flat(weights).to(device).double() * scale
+            exact[-1] += (~(terms.abs() < limit)).sum()
+            exact.index_add_(0, flat(assignment).to(device).long(), terms.round().long())
+        found += exact.cpu().numpy()
+    found = tensors.peers.total(found)
+    return None if found[-1] else found[:-1]
+
+
+def _by_device(held: Sequence[Held]) -> list[tuple[torch.device, list[Held]]]:
+    """What lies on each device, so that results leave it once; mps has no float64: on the CPU."""
+    found: dict[torch.device, list[Held]] = {}
+    for one in held:
+        device = one.weights.device
+        found.setdefault(torch.device("cpu") if device.type == "mps" else device, []).append(one)
+    return list(found.items())
+
+
+def cluster_counts(assignments: Sequence[Tensor], num_clusters: int) -> NDArray[np.int64]:
+    """How many elements of each of these tensors are in each cluster."""
+    found = np.zeros((len(assignments), num_clusters), np.int64)
+    away: dict[torch.device, list[int]] = {}
+    for n, assignment in enumerate(assignments):
+        if assignment.device.type != "cpu":
+            away.setdefault(assignment.device, []).append(n)
+        else:
+            found[n] = torch.bincount(flat(assignment), minlength=num_clusters).numpy()
+    for device, numbers in away.items():
+        counts = torch.zeros(len(numbers), num_clusters, dtype=torch.int64, device=device)
+        for row, n in zip(counts, numbers, strict=True):
+            for piece in flat(assignments[n]).split(_PIECE):
+                row.index_add_(0, piece.long(), torch.ones_like(piece, dtype=torch.int64))
+        found[numbers] = counts.cpu().numpy()
+    return found
 
 
 def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -234,22 +269,54 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     dtype = tensors.held[0].weights.dtype
     bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
-        largest = _largest(tensors)
-        if not np.isfinite(largest):
-            raise DivergedError(
-                "a weight or a gradient is not finite; lower the learning rate or the strengths"
-            )
-        unit = loops.unit_above(np.array([largest]))
+        unit = _unit_above(_largest(tensors), tensors.peers)
     return 2.0**bits / unit, 2.0**bits
 
 
+def total(tensors: Sequence[Tensor], elements: int, peers: Peers = NO_PEERS) -> float:
+    """The sum of at most `elements` numbers in all processes; the same for any order."""
+    bits = min(_SUM_BITS - elements.bit_length(), _TERM_BITS[torch.float64])
+    scale = 2.0**bits / _unit_above(largest(tensors), peers)
+    terms = [
+        ((piece.cpu() if t.device.type == "mps" else piece).double() * scale).round().long().sum()
+        for t in tensors
+        for piece in flat(t).split(_PIECE)
+    ]
+    return float(peers.total(_at_once(terms, torch.int64).sum(keepdims=True))[0]) / scale
+
+
+def _unit_above(magnitude: float, peers: Peers) -> float:
+    """A power of two above twice the largest magnitude of all processes, given that of this one."""
+    magnitude = peers.largest(magnitude)
+    if not np.isfinite(magnitude):
+        raise DivergedError(
+            "a weight or a gradient is not finite; lower the learning rate or the strengths"
+        )
+    return loops.unit_above(np.array([magnitude]))
+
+
+def largest(tensors: Sequence[Tensor]) -> float:
+    """The largest magnitude; NaN or infinity if there is one, 0 if there are no numbers."""
+    extents = [bound for t in tensors if t.numel() for bound in t.detach().aminmax()]
+    return float(np.abs(_at_once(extents, torch.float64)).max(initial=0.0))
+
+
 def _largest(tensors: Tensors) -> float:
-    """The largest magnitude; NaN or infinity if there is one."""
-    found = [float(held.weights.abs().max()) for held in tensors.out_of_reach()]
+    """The same, by the compiled loops where they can."""
+    found = largest([weights for weights, _, _ in tensors.out_of_reach()])
     if any(tensors.reached):
-        dtype = np.dtype(tensors.types[0])
-        found.append(largest_magnitude(tensors.work, dtype, torch.get_num_threads()))
-    return float(np.max(found))
+        numbers = InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
+        found = float(np.maximum(found, numbers.largest()))
+    return found
+
+
+def _at_once(numbers: Sequence[Tensor], dtype: torch.dtype) -> np.ndarray:
+    """Single numbers, on the host; from each device they come together."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for number in numbers:
+        found.setdefault((number.device, number.dtype), []).append(number)
+    rows = [torch.stack(row).cpu().to(dtype).numpy() for row in found.values()]
+    return np.concatenate([*rows, np.zeros(0, rows[0].dtype if rows else np.int64)])
 
 
 def project_(tensors: Tensors, centers: np.ndarray) -> None:
@@ -276,9 +343,14 @@ def soft_threshold_(weights: Tensor, threshold: float) -> None:
         flat(weights).copy_(torch.nn.functional.softshrink(flat(weights), threshold))
 
 
-def dead_blocks(assignment: Tensor, zero_cluster: int) -> NDArray[np.uint8]:
-    """For each sub-block of the loops, in memory order, whether it is all zero cluster."""
-    alive = flat(assignment).cpu().numpy() != zero_cluster
+def dead_blocks(weights: Tensor, assignment: Tensor, zero: int) -> NDArray[np.uint8] | None:
+    """For each sub-block of the loops, in memory order, whether it is all zero cluster.
+
+    None if the compiled loops cannot reach the weights.
+    """
+    if not runs_compiled(weights) or not weights.numel():
+        return None
+    alive = flat(assignment).numpy() != zero
     starts = np.arange(0, len(alive), SUBBLOCK)
     return (~np.logical_or.reduceat(alive, starts)).astype(np.uint8)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import TyingError
+from reefknot.tying.collectives import local
 
 _HINT = "was it saved for another model, or damaged?"
 _MOST = 1 << 62  # the largest count
@@ -33,7 +34,7 @@ def saved_tensor(
         raise _mistake(key, f"must be {_short(dtype)}, found {_short(value.dtype)}")
     if shape is not None and value.shape != torch.Size(shape):
         raise _mistake(key, f"must have shape {tuple(shape)}, found {tuple(value.shape)}")
-    if value.is_floating_point() and not bool(value.isfinite().all()):
+    if value.is_floating_point() and not bool(local(value).isfinite().all()):
         raise _mistake(key, "holds a number that is not finite")
     return value.detach()
 

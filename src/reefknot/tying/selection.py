@@ -9,7 +9,7 @@ Unaware   of centers and assignments.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from reefknot.errors import ConfigError, TyingError, did_you_mean
+from reefknot.tying.collectives import copies_of, local
 from reefknot.tying.ops import fills_its_memory
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Scope = str | Mapping[str, Sequence[str] | str]
 NETWORK = "network"
@@ -46,13 +50,27 @@ class Selection:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside `torch.compile` and data-parallel wrappers."""
-    while True:
-        if isinstance(model, DataParallel | DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+    while model is not (inner := _inner(model)):
+        model = inner
+    return model
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """What a wrapper holds; a model that is none itself."""
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        return model.module
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def replicas_of(model: nn.Module) -> tuple["ProcessGroup", ...]:
+    """The groups of processes that hold a copy each: those of a data-parallel wrapper."""
+    groups: dict[ProcessGroup, None] = {}
+    while model is not (inner := _inner(model)):
+        if isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
+            groups[model.process_group] = None
+        model = inner
+    return (*groups, *copies_of(model.named_parameters()))
 
 
 def original_name(name: str) -> str:
@@ -79,6 +97,7 @@ def select(
         for name, parameter in unwrapped(model).named_parameters()
     ]
     names = [name for name, _ in named]
+    _check_shared(unwrapped(model), scope)
     _check_patterns(names, [*include, *exclude, *(p for _, ps in _rules(scope) for p in ps)])
 
     groups: dict[tuple[str, torch.dtype], list[Named]] = {}
@@ -101,7 +120,7 @@ def select(
         if reason is not None:
             skipped[name] = reason
             continue
-        if not fills_its_memory(parameter):
+        if not fills_its_memory(local(parameter)):
             raise TyingError(
                 f"{name!r} does not fill its memory (strides {tuple(parameter.stride())}), so it "
                 "cannot be tied in place; make it contiguous, or exclude it"
@@ -116,6 +135,22 @@ def select(
     titles = {key: _title(key, list(groups)) for key in groups}
     dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "own"}
     return Selection({titles[k]: tuple(v) for k, v in groups.items()}, skipped, frozenset(dense))
+
+
+def _check_shared(model: nn.Module, scope: Scope) -> None:
+    """A tensor that has two names is in one group."""
+    if isinstance(scope, str):
+        return
+    first: dict[nn.Parameter, str] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        name = original_name(key)
+        other = first.setdefault(parameter, name)
+        groups = _group_of(other, scope), _group_of(name, scope)
+        if None not in groups and groups[0] != groups[1]:
+            raise ConfigError(
+                f"{other!r} and {name!r} are one tensor, but the scope puts the first into group "
+                f"{groups[0]!r} and the second into {groups[1]!r}; a tensor is in one group"
+            )
 
 
 def _of_norms(model: nn.Module) -> set[nn.Parameter]:

@@ -11,8 +11,8 @@ from reefknot.kernels.histogram import (
     POWERS,
     Bins,
     Histogram,
+    InMemory,
     has_powers,
-    largest_magnitude,
     work_on,
 )
 from reefknot.kernels.kmeans1d import MANY
@@ -24,9 +24,13 @@ numbers = arrays(
 )
 
 
-def counted(values, threads=1):
-    work = work_on(values)
-    return Histogram.of(work, Bins(values.dtype, float(np.abs(values).max()), 10), threads)
+def in_memory(values, assignment=None, threads=1):
+    return InMemory(work_on(values, assignment), values.dtype, threads)
+
+
+def counted(values):
+    bins = Bins(values.dtype, float(np.abs(values).max()), 10)
+    return Histogram(bins, in_memory(values).cells(bins))
 
 
 @given(values=numbers)
@@ -38,7 +42,8 @@ def test_bins_hold_every_number_once_and_ascend_with_them(values):
     assert found.counts.sum() == len(values)
     assert np.all(np.diff(found.means) > 0)
     where = np.empty(len(values), np.uint8)
-    found.spread(np.arange(len(found.counts)), work_on(values, where), 256, 1)
+    table = found.table(np.arange(len(found.counts)), 256)
+    in_memory(values, where).spread(found.bins, table)
     assert np.all(np.diff(where[np.argsort(values, kind="stable")].astype(int)) >= 0)
     largest = np.abs(values.astype(float)).max()
     for k, mean in enumerate(found.means):
@@ -82,7 +87,8 @@ def test_means_of_bins_are_the_means_of_what_is_in_them(dtype):
     values = np.random.default_rng(3).normal(size=50_000).astype(dtype)
     found = counted(values)
     where = np.empty(len(values), np.int32)
-    found.spread(np.arange(len(found.counts)), work_on(values, where), 1 << 20, 1)
+    table = found.table(np.arange(len(found.counts)), 1 << 20)
+    in_memory(values, where).spread(found.bins, table)
     means = np.bincount(where, values.astype(float)) / np.bincount(where)
     np.testing.assert_allclose(found.means, means, rtol=2.0**-30, atol=2.0**-20 * 5)
 
@@ -92,9 +98,8 @@ def test_histograms_of_parts_add_up_to_that_of_the_whole(cuts, threads):
     values = np.random.default_rng(0).normal(size=30_000).astype(np.float32)
     bins = Bins(values.dtype, float(np.abs(values).max()), 10)
     parts = [part for part in np.split(values, sorted(cuts)) if len(part)]
-    found = [Histogram.of(work_on(np.ascontiguousarray(p)), bins, threads) for p in parts]
-    whole = counted(values)
-    assert np.array_equal(sum(found[1:], found[0]).cells, whole.cells)
+    found = [in_memory(np.ascontiguousarray(p), None, threads).cells(bins) for p in parts]
+    assert np.array_equal(sum(found), counted(values).cells)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -102,7 +107,7 @@ def test_histograms_of_parts_add_up_to_that_of_the_whole(cuts, threads):
 def test_the_largest_magnitude_is_found_and_so_is_what_is_not_finite(dtype, worst):
     values = np.random.default_rng(0).normal(size=20_000).astype(dtype)
     values[12_345] = worst
-    np.testing.assert_equal(largest_magnitude(work_on(values), values.dtype, 2), abs(worst))
+    np.testing.assert_equal(in_memory(values, None, 2).largest(), abs(worst))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

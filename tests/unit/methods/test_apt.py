@@ -165,7 +165,7 @@ def test_equal_centers_are_merged_and_unused_ones_dropped():
     model = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.0, 1.0, 2.0, 9.0]]))
-    tie = APT(model, num_clusters=4)
+    tie = APT(model, num_clusters=4).attach(torch.optim.SGD(model.parameters(), lr=0.1))
     tie.harden()
     group = tie.groups[0]
     group.centers = np.array([0.0, 2.0, 2.0, 9.0])
@@ -276,7 +276,7 @@ def test_hardening_at_once_still_gives_every_cluster():
     torch.manual_seed(0)
     model = nn.Linear(300, 300)
     model.weight.data = torch.distributions.StudentT(2.0).sample((300, 300)) * 0.02
-    tie = SparseAPT(model, num_clusters=64)
+    tie = SparseAPT(model, num_clusters=64).attach(torch.optim.SGD(model.parameters(), lr=0.1))
     tie.harden()
     assert len(tie.finish().codebooks[0]) == 64
 
@@ -336,3 +336,19 @@ def test_literal_hard_tying_keeps_the_clusters_of_the_last_refit(hard_tying, ref
     tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     tie.harden()
     assert len(found) == refits
+
+
+def test_a_parameter_that_is_replaced_after_attaching_is_found_out_by_the_next_step():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    SparseAPT(model, 4).attach(optimizer)
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())  # as FSDP and some to() do
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with pytest.raises(TyingError, match=r"another parameter '0\.weight' than when it was given"):
+        optimizer.step()
+
+
+def test_hardening_before_attaching_is_refused():
+    with pytest.raises(TyingError, match=r"harden\(\) ends a training that has not begun; call"):
+        SparseAPT(net(), 4).harden()

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from reefknot import ConfigError, DivergedError, SparseAPT, TyingError, load, save
 from reefknot.format import encode
+from reefknot.kernels.kmeans1d import counted
 from reefknot.methods.apt.budget import _lengths
 from reefknot.methods.apt.num_clusters import better_num_clusters
 from reefknot.methods.apt.prune import Pruning
@@ -418,7 +419,7 @@ def test_a_trimmed_network_loses_what_is_worth_least():
 def test_values_that_pay_stay_and_others_go():
     rng = np.random.default_rng(0)
     three = np.repeat([-1.0, 1.0, 2.0], 200) + rng.normal(0, 1e-3, 600)
-    weights = np.concatenate([three, rng.normal(0, 0.01, 4000)])
+    weights = counted(np.concatenate([three, rng.normal(0, 0.01, 4000)]))
     assert better_num_clusters(weights, 600, 4, 4000.0) == 4  # the three and zero
     assert better_num_clusters(weights, 600, 6, 4000.0) == 5  # one at a time
     assert better_num_clusters(weights, 600, 3, 4000.0) == 3  # a fourth would cost too many weights

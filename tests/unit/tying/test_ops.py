@@ -204,7 +204,7 @@ def test_dead_blocks_stay_zero_and_are_not_looked_at():
     assignment = torch.zeros(len(weights), dtype=torch.uint8)
     assignment[130] = 1  # in the third block of 64
     assignment[-1] = 1  # in the last, which is shorter
-    dead = ops.dead_blocks(assignment, 0)
+    dead = ops.dead_blocks(weights, assignment, 0)
     assert dead.tolist() == [1, 1, 0] + [1] * 67 + [0]
     tensors = Tensors([Held(weights, assignment, dead)])
     weights[130], weights[-1] = 3.0, 4.0

@@ -145,3 +145,10 @@ def test_memory_with_gaps_is_refused_by_name():
     model.gappy = nn.Parameter(torch.zeros(4, 6)[:, ::2])
     with pytest.raises(TyingError, match="'gappy'"):
         choose(model)
+
+
+def test_one_tensor_in_two_groups_is_refused():
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
+    model["head"].weight = model["embed"].weight
+    with pytest.raises(ConfigError, match=r"'embed\.weight' and 'head\.weight' are one tensor"):
+        select(model, include="*", exclude=(), scope={"a": "embed.*", "b": "head.*"})

@@ -10,11 +10,11 @@ Unaware   of optimizers, of how a size is counted, and of how long a phase lasts
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 from torch import Tensor
 
 from reefknot.methods.apt.prune import Pruning
 from reefknot.methods.apt.target import Target
+from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.latent import LatentWeights
 from reefknot.tying.saved import saved_number
@@ -46,15 +46,17 @@ class SparsityController:
         self, gradients: Iterable[tuple[Group, Mapping[str, Tensor]]], grad_scale: float
     ) -> None:
         """Record the mean magnitude of the data loss's gradients."""
-        grads = [grad for group, found in gradients if group.sparse for grad in found.values()]
-        total = sum(float(grad.abs().sum()) for grad in grads)
-        mean = total / grad_scale / max(sum(grad.numel() for grad in grads), 1)
-        self.gradient = max(self.gradient, mean)
+        sparse = [(group, found) for group, found in gradients if group.sparse]
+        grads = [grad.abs() for _, found in sparse for grad in found.values()]
+        elements = sum(group.members[name].numel() for group, found in sparse for name in found)
+        if elements:
+            mean = ops.total(grads, elements, self.pruning.peers) / grad_scale / elements
+            self.gradient = max(self.gradient, mean)
 
     def first_strength(self) -> float:
         """A strength that hardly changes the data loss."""
-        sizes = [float(group.magnitudes().sum(dtype=np.float64)) for group in self.pruning.groups]
-        self.first = max(_FIRST_L1 * self.gradient, _FIRST_PENALTY / max(sum(sizes), 1e-12))
+        sizes = self.pruning.sum_of_magnitudes()
+        self.first = max(_FIRST_L1 * self.gradient, _FIRST_PENALTY / max(sizes, 1e-12))
         return self.first
 
     def updated(self, strength: float, done: float) -> float:
@@ -95,9 +97,12 @@ class PriceController:
         """Begin at a price that leaves weights of average size alone."""
         if self.target is None:
             return
-        sparse = [part.weights for part in latent if part.group.sparse]
-        squares = sum(float(weights.double().square().sum()) for weights in sparse)
-        mean_square = squares / max(sum(len(weights) for weights in sparse), 1)
+        sparse = [part for part in latent if part.group.sparse]
+        number = sum(int(part.counts.sum()) for part in sparse)
+        mean_square = 0.0
+        if number:
+            squares = [part.weights.double().square() for part in sparse]
+            mean_square = ops.total(squares, number, sparse[0].group.peers) / number
         self.first_size = self.target.measure()
         self.price, self.least = _FIRST_PRICE * mean_square, _LEAST_PRICE * mean_square
 

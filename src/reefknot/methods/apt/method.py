@@ -31,7 +31,6 @@ from reefknot.methods.hooks import Step
 from reefknot.methods.method import Method, Saved, Stats, log
 from reefknot.methods.settings import are_clusters, is_choice, is_count, is_number, setting
 from reefknot.methods.tied import NumClusters, WithoutZeroCluster
-from reefknot.state import TiedState
 from reefknot.tying.group import Group, Start
 from reefknot.tying.saved import saved_count, saved_number
 
@@ -58,6 +57,8 @@ _is_interval = is_count("a whole number of steps, or 0", optional=True)
 class _ParameterTying(TiedWeights):
     """The common part of plain, random and sparse APT: a list of phases, and the current one."""
 
+    works_on_shards: ClassVar[bool] = True
+
     hard_tying: HardTying = setting(
         default="shared",
         doc='"shared": harden() runs k-means once more, and then all weights of a cluster get its '
@@ -68,6 +69,11 @@ class _ParameterTying(TiedWeights):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.peers.several and self._distance() == "l1":
+            raise TyingError(
+                'distance = "l1" needs all weights of a cluster in one process, and they are '
+                'sharded; use "l2", or DistributedDataParallel'
+            )
         self.pruning = self._pruning()
         self.phases = self._phases()
         self.phase = self.phases[0]
@@ -109,10 +115,10 @@ class _ParameterTying(TiedWeights):
 
     def attach(self, *optimizers: Optimizer) -> Self:
         """Follow these optimizers and enter the first phase; see `Method.attach`."""
-        if self.pruning and not self._entered:
-            require_reachable(self.groups, self.pruning.target)
         super().attach(*optimizers)
         try:
+            if self.pruning and not self._entered:
+                require_reachable(self.groups, self.pruning.target)
             self._enter_first()
         except ReefknotError:
             self.detach()
@@ -126,6 +132,7 @@ class _ParameterTying(TiedWeights):
 
     def before_step(self, step: Step) -> None:
         """The current phase's work before an optimizer step."""
+        self._follow_slots()
         self._follow_members()
         self._enter_first()
         self.phase.before_step(step)
@@ -150,6 +157,7 @@ class _ParameterTying(TiedWeights):
 
     def advance(self) -> None:
         """Enter the next phase."""
+        self._check_copies()
         density = self._density()
         before, self.phase = self.phase, self.phases[self.phases.index(self.phase) + 1]
         self.phase.step = 0  # it may have run before, if an earlier state was loaded since
@@ -172,7 +180,11 @@ class _ParameterTying(TiedWeights):
     def harden(self) -> None:
         """Skip to the last phase, in which clusters are frozen."""
         self._require_soft()
-        self._enter_first()
+        if not self._entered:
+            raise TyingError(
+                f"harden() ends a training that has not begun; call {type(self).__name__}."
+                "attach(optimizer) first, or tie without training by reefknot.cluster(...)"
+            )
         skipped = self.phases[self.phases.index(self.phase) + 1 : -1]
         if self.pruning:
             log.warning(
@@ -186,18 +198,19 @@ class _ParameterTying(TiedWeights):
         self.phase = self.phases[-2]
         self.advance()
 
-    def finish(self) -> TiedState:
-        """The tied state; a budget's steps must all be done."""
+    def settle(self) -> None:
+        """Leave the weights as the file will have them; a budget's steps must all be done."""
         if self.pruning and not self.hard:
             left = sum(phase.steps or 0 for phase in self.phases) - self.step
             raise TyingError(
                 f"training is in its phase {self.phase.name!r} with {left:,} steps left; train on, "
                 "or call harden() to end it now"
             )
+        self.copies = ()  # each process may finish for itself, or one of them alone
         if self.pruning:
             self.pruning.trim()
             self.freeze(zero_cluster=True)
-        return super().finish()
+        super().settle()
 
     def lr_factor(self, step: int) -> float:
         """The factor on the learning rate after this many steps."""

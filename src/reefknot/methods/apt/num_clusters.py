@@ -12,39 +12,58 @@ quantization error. So pruned energy counts in full, and quantization error at a
 
 import numpy as np
 
-from reefknot.kernels.kmeans1d import kmeans1d
+from reefknot.kernels.kmeans1d import Counted, kmeans1d
 
 _SMALLEST, _LARGEST = 3, 33
 _QUANTIZATION = 0.1  # the share of the quantization error that remains after training
 _CENTER_BITS = 16  # of a value in the codebook
 
 
-def better_num_clusters(weights: np.ndarray, survivors: int, num_clusters: int, bits: float) -> int:
+def better_num_clusters(weights: Counted, survivors: int, num_clusters: int, bits: float) -> int:
     """K, K - 1 or K + 1, whichever loses least in the same number of bits.
 
     At present `survivors` weights with `num_clusters` values take `bits` bits.
     """
-    ordered = weights[np.argsort(-np.abs(weights), kind="stable")].astype(np.float64)
-    tail = np.append(np.cumsum(np.square(ordered[::-1]))[::-1], 0.0)  # energy of [i:]
-    entropy, error = _quantized(ordered[:survivors], num_clusters - 1)
+    ordered = _Ordered(weights)
+    entropy, error = ordered.quantized(survivors, num_clusters - 1)
     place = bits / survivors - entropy - _CENTER_BITS * (num_clusters - 1) / survivors
-    losses = {num_clusters: tail[survivors] + _QUANTIZATION * error}
+    losses = {num_clusters: ordered.lost(survivors) + _QUANTIZATION * error}
     for other in (num_clusters - 1, num_clusters + 1):
         if not _SMALLEST <= other <= _LARGEST:
             continue
         fit = survivors
         for _ in range(2):
-            entropy, error = _quantized(ordered[:fit], other - 1)
+            entropy, error = ordered.quantized(fit, other - 1)
             room = bits - _CENTER_BITS * (other - 1)
-            fit = int(np.clip(room / max(place + entropy, 1e-3), 1, len(ordered)))
-        losses[other] = tail[fit] + _QUANTIZATION * error
+            fit = int(np.clip(room / max(place + entropy, 1e-3), 1, ordered.num_weights))
+        losses[other] = ordered.lost(fit) + _QUANTIZATION * error
     return min(losses, key=lambda k: losses[k])
 
 
-def _quantized(values: np.ndarray, num_clusters: int) -> tuple[float, float]:
-    """Entropy (bits per value) and squared error of k-means on these values."""
-    found = kmeans1d(values, min(num_clusters, len(values)))
-    counts = np.bincount(found.assignment)
-    share = counts[counts > 0] / len(values)
-    error = float(np.square(values - found.centers[found.assignment]).sum())
-    return float(-(share * np.log2(share)).sum()), error
+class _Ordered:
+    """Distinct weights in order of falling magnitude, with their counts."""
+
+    def __init__(self, weights: Counted) -> None:
+        order = np.argsort(-np.abs(weights.points), kind="stable")
+        self.points, self.counts = weights.points[order], weights.counts[order]
+        self.ends = np.cumsum(self.counts)
+        self.num_weights = int(self.ends[-1])
+        energy = self.counts * np.square(self.points)
+        self.rest = np.append(np.cumsum(energy[::-1])[::-1], 0.0)  # energy of [i:]
+
+    def lost(self, survivors: int) -> float:
+        """The energy of all weights but the first `survivors`."""
+        last = int(np.searchsorted(self.ends, survivors))
+        beyond = self.ends[last] - survivors  # of the weights at the last point
+        return float(self.rest[last + 1] + beyond * self.points[last] ** 2)
+
+    def quantized(self, survivors: int, num_clusters: int) -> tuple[float, float]:
+        """Entropy (bits per value) and squared error of k-means on the first `survivors`."""
+        last = int(np.searchsorted(self.ends, survivors))
+        points, counts = self.points[: last + 1], self.counts[: last + 1].astype(np.float64)
+        counts[last] -= self.ends[last] - survivors
+        found = kmeans1d(points, min(num_clusters, survivors), weights=counts)
+        share = np.bincount(found.assignment, counts) / survivors
+        share = share[share > 0]
+        error = float((counts * np.square(points - found.centers[found.assignment])).sum())
+        return float(-(share * np.log2(share)).sum()), error

@@ -10,12 +10,18 @@ Unaware   of optimizers, of step counts, and of how a size is counted.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from reefknot.errors import ConfigError, TyingError
+from reefknot.kernels.kmeans1d import counted
+from reefknot.kernels.order import at_place
+from reefknot.kernels.parts import ONE_PLACE
 from reefknot.methods.apt.num_clusters import better_num_clusters
 from reefknot.methods.apt.target import Target
 from reefknot.methods.method import log
+from reefknot.tying import ops
+from reefknot.tying.collectives import NO_PEERS
 from reefknot.tying.group import Group
 from reefknot.tying.saved import saved_count
 
@@ -30,6 +36,7 @@ class Pruning:
         self, groups: Sequence[Group], target: Target, *, choose_num_clusters: bool
     ) -> None:
         self.groups, self.target = groups, target
+        self.peers = groups[0].peers if groups else NO_PEERS
         self.choose_num_clusters = choose_num_clusters
         self.num_clusters = [group.num_clusters for group in groups]  # once the zeros are fixed
         self.num_weights = sum(group.num_weights for group in groups)
@@ -52,12 +59,17 @@ class Pruning:
         for group, state in zip(self.groups, before, strict=True):
             group.load_state_dict(state)
         self.survivors = self._clipped(self.survivors * self.target.value / max(size, 1e-12))
-        magnitudes = np.concatenate([group.magnitudes() for group in self.groups])
-        squares = np.square(magnitudes, dtype=np.float64)
-        if self.survivors >= len(squares):
+        magnitudes, lost = self._magnitudes(), self.num_weights - self.survivors
+        if lost <= 0:
             return 0.0
-        small = np.partition(squares, len(squares) - self.survivors)[: -self.survivors]
-        return float(small.sum() / max(squares.sum(), 1e-300))
+        squares, most = (
+            np.square(magnitudes, dtype=np.float64),
+            self._at_place(magnitudes, lost - 1),
+        )
+        smaller = squares[magnitudes < most]
+        ties = lost - int(self.peers.total(np.array([len(smaller)]))[0])
+        small = self._total(smaller) + ties * most * most
+        return small / max(self._total(squares), 1e-300)
 
     def prune(self, slack: float = 1.0) -> None:
         """Keep as many of the largest weights as fit `slack` times the target; zero the others."""
@@ -85,21 +97,23 @@ class Pruning:
         if self.target.measure() <= self.target.value:
             return
         worth = [group.worth_of_bits() for group in self.groups]
-        order = np.sort(np.concatenate(worth))
-        order = order[np.isfinite(order)]
-        if not len(order):
+        alive = np.concatenate(worth)
+        alive = alive[np.isfinite(alive)]
+        num_alive = int(self.peers.total(np.array([len(alive)]))[0])
+        if not num_alive:
             raise TyingError(self._too_small(self.target.measure()))
         before = [group.clusters() for group in self.groups]
 
         def fits(zeros: int) -> bool:
+            most = self._at_place(alive, zeros - 1)
             for group, clusters, own in zip(self.groups, before, worth, strict=True):
-                small = own <= order[zeros - 1]
+                small = own <= most
                 group.give_clusters(np.where(small, group.smallest_center(), clusters))
             return self.target.measure() <= self.target.value
 
         few, many = 0, 1
-        while many < len(order) and not fits(many):
-            few, many = many, min(2 * many, len(order))
+        while many < num_alive and not fits(many):
+            few, many = many, min(2 * many, num_alive)
         while many - few > 1:
             middle = (few + many) // 2
             few, many = (few, middle) if fits(middle) else (middle, many)
@@ -113,14 +127,29 @@ class Pruning:
             f"still has {least:,g}; raise it, or tie more parameters (include, exclude, norms)"
         )
 
+    def sum_of_magnitudes(self) -> float:
+        """Of all weights that may be pruned."""
+        return self._total(self._magnitudes())
+
+    def _magnitudes(self) -> np.ndarray:
+        """Of all weights here."""
+        return np.concatenate([group.magnitudes() for group in self.groups])
+
+    def _at_place(self, magnitudes: np.ndarray, place: int) -> float:
+        """What stands at a place among these and those that the others have, if sorted."""
+        return at_place(magnitudes, place, self.peers if self.peers.several else ONE_PLACE)
+
+    def _total(self, numbers: np.ndarray) -> float:
+        """The sum of these and those that the others have; the same for any order."""
+        return ops.total([torch.from_numpy(numbers)], self.num_weights, self.peers)
+
     def _clipped(self, survivors: float) -> int:
         return max(1, min(round(survivors), self.num_weights))
 
     def _size_with(self, survivors: int) -> float:
         """Prune all groups to this many survivors, and measure."""
-        magnitudes = np.concatenate([group.magnitudes() for group in self.groups])
-        place = len(magnitudes) - survivors - 1
-        most = float(np.partition(magnitudes, place)[place]) if place >= 0 else 0.0
+        place = self.num_weights - survivors - 1
+        most = self._at_place(self._magnitudes(), place) if place >= 0 else 0.0
         for group, num_clusters in zip(self.groups, self.num_clusters, strict=True):
             group.part_zeros(most, num_clusters)
         return self.target.measure()
@@ -132,7 +161,7 @@ class Pruning:
             if (alive := survivors_of(group)) > 1:
                 bits = 8 * size * alive / total
                 self.num_clusters[number] = better_num_clusters(
-                    group.weights(), alive, self.num_clusters[number], bits
+                    counted(group.weights(), group.peers), alive, self.num_clusters[number], bits
                 )
 
     def state_dict(self) -> dict[str, int]:

@@ -34,6 +34,7 @@ class TiedWeights(TyingMethod):
 
     def refit(self) -> None:
         """Run k-means on all groups."""
+        self._check_copies()
         changed = [group.refit() * group.num_weights for group in self.groups]
         self.changed = sum(changed) / sum(group.num_weights for group in self.groups)
         self.moved()

@@ -1,0 +1,260 @@
+"""Where processes talk to each other: the one place where tying goes over the wire.
+
+Takes     parameters, which may be shards (`DTensor`) of tensors that nobody holds as a whole.
+Gives     the part of a tensor that is here; sums over all parts, the same on every process; a
+          tensor as a whole, one at a time, where it cannot be avoided.
+Unaware   of clusters, phases and methods.
+
+Sums go over those dimensions of a device mesh along which a tensor is divided, never over those
+along which it is repeated. They are whole numbers, so that the result does not depend on how many
+processes there are. Every process must make the same calls: so what decides about a call is itself
+a sum, or something that all have alike.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reefknot.errors import ReefknotError, TyingError
+from reefknot.kernels.parts import OnePlace
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+MOST_GATHERED = 1 << 24  # distinct values that may go to all processes
+
+
+def is_divided(tensor: Tensor) -> TypeGuard[Any]:
+    """Whether a tensor is a `DTensor`; its module is slow to import, and often not needed."""
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return False
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is here: all of it unless it is divided."""
+    if not is_divided(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def whole(part: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor of which every process has the part that it has of the parameter; on all of them."""
+    divided = as_divided(part, parameter)
+    return divided.full_tensor() if is_divided(divided) else divided
+
+
+def as_divided(part: Tensor, parameter: Tensor) -> Tensor:
+    """The same as a `DTensor`, without a word to the others; itself if the parameter is none."""
+    if not is_divided(parameter):
+        return part
+    return type(parameter).from_local(
+        part.contiguous(),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=torch.empty(parameter.shape, device="meta").stride(),
+    )
+
+
+def part_of(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """The opposite: what belongs here of a tensor of the parameter's shape, divided or whole."""
+    if not is_divided(parameter):
+        return whole(local(tensor), tensor)
+    mesh, divided = parameter.device_mesh, tensor
+    if not is_divided(divided):
+        from torch.distributed.tensor import Replicate
+
+        everywhere = [Replicate()] * mesh.ndim
+        divided = type(parameter).from_local(tensor, mesh, everywhere, run_check=False)
+    return local(divided.redistribute(mesh, parameter.placements))
+
+
+def places(parameter: Tensor) -> list[NDArray[np.int64]]:
+    """Of each dimension, which of the whole parameter's indices are here."""
+    part, begins = local(parameter), [0] * parameter.ndim
+    if is_divided(parameter):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, offsets = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        begins = list(offsets)
+    return [np.arange(b, b + n) for b, n in zip(begins, part.shape, strict=True)]
+
+
+class Peers(OnePlace):
+    """The processes that have the other parts; none, unless tensors are divided."""
+
+    def __init__(self, groups: Iterable["ProcessGroup"] = (), device: str = "cpu") -> None:
+        self.groups = tuple(groups)
+        self.several = bool(self.groups)
+        self._device = device
+
+    def total(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sum over all processes, element by element."""
+        return self._reduced(counts, dist.ReduceOp.SUM) if self.several else counts
+
+    def highest(self, numbers: NDArray) -> NDArray:
+        """The highest that a process has, element by element."""
+        return self._reduced(numbers, dist.ReduceOp.MAX) if self.several else numbers
+
+    def largest(self, magnitude: float) -> float:
+        """The largest of all processes' magnitudes; NaN if one is, whose bits are the highest."""
+        if not self.several:
+            return magnitude
+        bits = np.array([abs(magnitude)]).view(np.int64)
+        return float(self.highest(bits).view(np.float64)[0])
+
+    def sum_of(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of what each process has summed up, none negative: for logs, to 40 bits."""
+        if not self.several:
+            return numbers
+        most = float(self.highest(np.array([numbers.max(initial=0.0)]))[0])
+        scale = np.ldexp(1.0, 44 - int(np.frexp(most)[1]))
+        return self.total(np.round(numbers * scale).astype(np.int64)) / scale
+
+    def merged(
+        self, points: NDArray[np.float64], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Distinct ascending points of all processes, and how often each occurs."""
+        for group in self.groups:
+            most = int(self.highest(np.array([len(points)]))[0])
+            if most > MOST_GATHERED:
+                raise TyingError(
+                    f"{most:,} distinct values of sharded weights would have to be gathered to be "
+                    f"clustered, more than {MOST_GATHERED:,}; were weights set to one another?"
+                )
+            rows = np.stack([points.view(np.int64), counts])
+            found = list(self._gathered(rows, most, group))
+            points = np.concatenate([row[0] for row in found]).view(np.float64)
+            points, where = np.unique(points, return_inverse=True)
+            together = np.zeros(len(points), np.int64)
+            np.add.at(together, where, np.concatenate([row[1] for row in found]))
+            counts = together
+        return points, counts
+
+    def all_texts(self, text: str) -> list[str]:
+        """What each process says."""
+        texts = [text]
+        for group in self.groups:
+            data = np.frombuffer(json.dumps(texts).encode(), np.uint8).astype(np.int64)[None]
+            most = int(self.highest(np.array([data.size]))[0])
+            found = self._gathered(data, most, group)
+            texts = [t for row in found for t in json.loads(row.astype(np.uint8).tobytes())]
+        return texts
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one among them that does what one must do."""
+        return all(dist.get_rank(group) == 0 for group in self.groups)
+
+    def told(self, number: Callable[[], int]) -> int:
+        """A number, none negative, that the first one finds out for all of them."""
+        if not self.several:
+            return number()
+        found, error = 0, None
+        if self.first:
+            try:
+                found = number()
+            except ReefknotError as mistake:
+                found, error = -1, mistake
+        found = int(self.total(np.array([found]))[0])
+        if found < 0:
+            raise error or TyingError("another process has failed, and says why")
+        return found
+
+    def _reduced(self, numbers: NDArray, how: Any) -> NDArray:
+        tensor = torch.from_numpy(np.array(numbers)).to(self._device)
+        for group in self.groups:
+            dist.all_reduce(tensor, how, group=group)
+        return tensor.cpu().numpy()
+
+    def _gathered(
+        self, rows: NDArray[np.int64], most: int, group: "ProcessGroup"
+    ) -> Iterator[NDArray[np.int64]]:
+        """The rows of each process, of at most `most` columns."""
+        padded = np.zeros((len(rows), most + 1), np.int64)
+        padded[:, 0], padded[:, 1 : rows.shape[1] + 1] = rows.shape[1], rows
+        mine = torch.from_numpy(padded).to(self._device)
+        all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(all_of_them, mine, group=group)
+        for found in all_of_them:
+            yield found[:, 1 : int(found[0, 0]) + 1].contiguous().cpu().numpy()
+
+
+NO_PEERS = Peers()
+
+
+def rank() -> int:
+    """The number of this process among all."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def nonzeros(tensor: Tensor) -> int:
+    """How many elements of a tensor are not zero, wherever they are."""
+    count = torch.count_nonzero(local(tensor).detach()).cpu().numpy().reshape(1)
+    return int(peers_of([("", tensor)]).total(count)[0])
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """FSDP leaves whole parameters in a model after a forward pass; put the shards back."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    for part in model.modules() if module is not None else ():
+        if isinstance(part, module.FSDPModule):  # type: ignore[union-attr]
+            part.reshard()
+
+
+def peers_of(named: Iterable[tuple[str, Tensor]]) -> Peers:
+    """Those who hold the other parts of these tensors, which must all be divided alike."""
+    found: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
+    for name, tensor in named:
+        found.setdefault(tuple(_groups(tensor, name)), (name, tensor))
+    if len(found) > 1:
+        one, other = [name for name, _ in found.values()][:2]
+        raise TyingError(
+            f"{one!r} and {other!r} share their values, but are not sharded over the same "
+            "processes; shard all of the model alike, or give them groups of their own (scope)"
+        )
+    for groups, (_, tensor) in found.items():
+        if groups:
+            return Peers(groups, str(local(tensor).device))
+    return NO_PEERS
+
+
+def copies_of(named: Iterable[tuple[str, Tensor]]) -> tuple["ProcessGroup", ...]:
+    """The groups of processes, one for each such dimension, that repeat what is here."""
+    found: dict[ProcessGroup, None] = {}
+    for name, tensor in named:
+        found.update(dict.fromkeys(_groups(tensor, name, repeated=True)))
+    return tuple(found)
+
+
+def _groups(tensor: Tensor, name: str, *, repeated: bool = False) -> Iterator["ProcessGroup"]:
+    """Of each dimension of the mesh along which a tensor is divided, or repeated, the group."""
+    if not is_divided(tensor):
+        return
+    mesh = tensor.device_mesh
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_partial():
+            raise TyingError(
+                f"{name!r} is a sum that is not computed yet ({placement}), and cannot be tied; "
+                "redistribute it first"
+            )
+        if type(placement).__name__ == "_StridedShard":
+            raise TyingError(
+                f"{name!r} is sharded twice along one dimension ({placement}), as tensor "
+                "parallelism under FSDP does, and cannot be tied; shard it once"
+            )
+        if placement.is_replicate() == repeated and mesh.size(dimension) > 1:
+            yield mesh.get_group(dimension)

@@ -1,0 +1,48 @@
+"""What torchrun starts: a job of which a process is killed, and the scripts of docs/scaling.md."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import process_jobs
+import pytest
+import torch
+
+import reefknot
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "scaling.md"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_that_was_killed_and_started_again_writes_the_same_file(tmp_path):
+    script = Path(__file__).with_name("restarted.py")
+    done = subprocess.run(
+        [*TORCHRUN, "--max-restarts", "1", str(script), str(tmp_path)],
+        capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"resumed-{rank}").read_text() for rank in range(2)] == ["4", "4"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = process_jobs.budget_run(process_jobs.network())
+    torch.set_num_threads(threads)
+    assert (tmp_path / "model.reef").read_bytes().hex() == alone["bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_script_of_the_document_writes_a_file_of_its_size(number, tmp_path):
+    scripts = re.findall(r"^```py\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(scripts) == 2
+    script = tmp_path / "train.py"
+    script.write_text(scripts[number])
+    done = subprocess.run(
+        [*TORCHRUN, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=800
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.reef").stat().st_size <= 1_500
+    assert reefknot.load(tmp_path / "model.reef")["0.weight"].shape == (200, 64)
