@@ -47,11 +47,11 @@ def small(seed=0):
     return nn.Sequential(nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 3))
 
 
-def sharded(model, mesh):
+def sharded(model, mesh, **options):
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model[0], mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
     return model
 
 
@@ -362,8 +362,7 @@ def resumed(model, folder, group=None):
     tie, optimizer = budget(model), torch.optim.Adam(model.parameters(), lr=0.02)
     weights, moments = get_state_dict(model, optimizer)
     found = {"model": weights, "optimizer": moments}
-    alone = not dist.is_initialized()
-    dcp.load(found, checkpoint_id=folder, process_group=group, no_dist=alone)
+    dcp.load(found, checkpoint_id=folder, process_group=group)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     load_state(tie, folder, process_group=group)
     tie.attach(optimizer)
@@ -400,6 +399,15 @@ def written_in_parts():
     tie.harden()
     size = distributed.save(tie, FOLDER / "parts.reef")
     return {"size": size}
+
+
+@job
+def budget_copies():
+    """Columns instead of rows are shared out, and that is done twice."""
+    from torch.distributed.tensor import Shard
+
+    by_columns = {"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1)}
+    return budget_run(sharded(network(), mesh_of(2, 2), **by_columns))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ pytestmark = pytest.mark.timeout(900)  # of the slowest machine; a quiet one nee
         ("paper_copies", "paper", 4),
         ("paper_small_4", "paper_small", 4),
         ("budget_4", "budget", 4),
+        ("budget_copies", "budget", 4),
         ("real_4", "real", 4),
         ("real_ddp", "real", 4),
     ],
@@ -121,6 +122,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_writes_the_same_file
     assert [result["size"] for result in results["resumed_by_two"][:2]] == [len(data)] * 2
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # dcp's own, for one process
 def test_one_process_goes_on_with_what_four_have_saved(told, alone):
     tie = process_jobs.resumed(process_jobs.network(), told[1] / "checkpoint")
     assert encode(tie.finish()).hex() == alone["budget"]["bytes"]
