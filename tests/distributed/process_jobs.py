@@ -286,6 +286,17 @@ def other_shape():
 
 
 @job
+def wrapped_late():
+    """Sharding replaces the parameters that the method and the optimizer know."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    paper(model).attach(optimizer)
+    sharded(model, mesh_of(4))
+    optimizer.step()
+    return {}
+
+
+@job
 def not_finite():
     """A weight of one process is not a number: all of them stop."""
     model = sharded(network(), mesh_of(4))

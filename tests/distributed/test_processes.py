@@ -103,6 +103,7 @@ def test_copies_steer_alike_although_their_statistics_differ(told):
         ("other_type", "the type of '0.weight' is torch.float32 in process 0 and torch.float64 in"),
         ("other_shape", "the shape of '0.weight' is (40, 40) in process 2 and (36, 40) in"),
         ("drifting", "weights after step 5 must be the same in all processes"),
+        ("wrapped_late", "the model has another parameter '0.weight' than when it was given to"),
         ("not_finite", "weights of '3.weight' are not finite"),
         ("unreachable", "target_bytes is 10, but with all tied weights at zero"),
         ("whole_tensors_only", "DeepCompression needs whole tensors, and '0.weight' is sharded"),
