@@ -207,6 +207,28 @@ def real_run(model, wrap=lambda model: model):
     return outcome(tie)
 
 
+def later_run(model):
+    """Budgets that begin later: with a trained network, and with one that is tied already."""
+    trained_one = budget_from("trained", model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            part = local(parameter)
+            part.copy_(torch.round(part * 8) / 8)
+    return {"trained": trained_one, "tied": budget_from("commit", model)}
+
+
+def budget_from(begin, model):
+    def make(model):
+        return reefknot.SparseAPT(model, target_density=0.4, steps=STEPS, begin=begin)
+
+    return outcome(trained(model, make)[0])
+
+
+@job
+def later_4():
+    return later_run(sharded(small(), mesh_of(4)))
+
+
 @job
 def real_4():
     return real_run(sharded(network(), mesh_of(4)))

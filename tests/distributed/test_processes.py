@@ -60,6 +60,7 @@ def alone():
         "paper": process_jobs.paper_run(process_jobs.network()),
         "paper_small": process_jobs.paper_run(process_jobs.small()),
         "budget": process_jobs.budget_run(process_jobs.network()),
+        "later": process_jobs.later_run(process_jobs.small()),
         "real": process_jobs.real_run(process_jobs.network()),
     }
     torch.set_num_threads(threads)
@@ -77,6 +78,7 @@ pytestmark = pytest.mark.timeout(900)  # of the slowest machine; a quiet one nee
         ("paper_small_4", "paper_small", 4),
         ("budget_4", "budget", 4),
         ("budget_copies", "budget", 4),
+        ("later_4", "later", 4),
         ("real_4", "real", 4),
         ("real_ddp", "real", 4),
     ],
