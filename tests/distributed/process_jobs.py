@@ -47,11 +47,11 @@ def small(seed=0):
     return nn.Sequential(nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 3))
 
 
-def sharded(model, mesh):
+def sharded(model, mesh, **options):
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(model[0], mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
     return model
 
 
@@ -207,6 +207,28 @@ def real_run(model, wrap=lambda model: model):
     return outcome(tie)
 
 
+def later_run(model):
+    """Budgets that begin later: with a trained network, and with one that is tied already."""
+    trained_one = budget_from("trained", model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            part = local(parameter)
+            part.copy_(torch.round(part * 8) / 8)
+    return {"trained": trained_one, "tied": budget_from("commit", model)}
+
+
+def budget_from(begin, model):
+    def make(model):
+        return reefknot.SparseAPT(model, target_density=0.4, steps=STEPS, begin=begin)
+
+    return outcome(trained(model, make)[0])
+
+
+@job
+def later_4():
+    return later_run(sharded(small(), mesh_of(4)))
+
+
 @job
 def real_4():
     return real_run(sharded(network(), mesh_of(4)))
@@ -282,6 +304,17 @@ def other_shape():
     model = network(wide=36 if dist.get_rank() == 3 else 40)
     model = sharded(model, mesh_of(4))
     paper(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    return {}
+
+
+@job
+def wrapped_late():
+    """Sharding replaces the parameters that the method and the optimizer know."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    paper(model).attach(optimizer)
+    sharded(model, mesh_of(4))
+    optimizer.step()
     return {}
 
 
@@ -362,8 +395,7 @@ def resumed(model, folder, group=None):
     tie, optimizer = budget(model), torch.optim.Adam(model.parameters(), lr=0.02)
     weights, moments = get_state_dict(model, optimizer)
     found = {"model": weights, "optimizer": moments}
-    alone = not dist.is_initialized()
-    dcp.load(found, checkpoint_id=folder, process_group=group, no_dist=alone)
+    dcp.load(found, checkpoint_id=folder, process_group=group)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     load_state(tie, folder, process_group=group)
     tie.attach(optimizer)
@@ -400,6 +432,15 @@ def written_in_parts():
     tie.harden()
     size = distributed.save(tie, FOLDER / "parts.reef")
     return {"size": size}
+
+
+@job
+def budget_copies():
+    """Columns instead of rows are shared out, and that is done twice."""
+    from torch.distributed.tensor import Shard
+
+    by_columns = {"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1)}
+    return budget_run(sharded(network(), mesh_of(2, 2), **by_columns))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ def alone():
         "paper": process_jobs.paper_run(process_jobs.network()),
         "paper_small": process_jobs.paper_run(process_jobs.small()),
         "budget": process_jobs.budget_run(process_jobs.network()),
+        "later": process_jobs.later_run(process_jobs.small()),
         "real": process_jobs.real_run(process_jobs.network()),
     }
     torch.set_num_threads(threads)
@@ -76,6 +77,8 @@ pytestmark = pytest.mark.timeout(900)  # of the slowest machine; a quiet one nee
         ("paper_copies", "paper", 4),
         ("paper_small_4", "paper_small", 4),
         ("budget_4", "budget", 4),
+        ("budget_copies", "budget", 4),
+        ("later_4", "later", 4),
         ("real_4", "real", 4),
         ("real_ddp", "real", 4),
     ],
@@ -102,6 +105,7 @@ def test_copies_steer_alike_although_their_statistics_differ(told):
         ("other_type", "the type of '0.weight' is torch.float32 in process 0 and torch.float64 in"),
         ("other_shape", "the shape of '0.weight' is (40, 40) in process 2 and (36, 40) in"),
         ("drifting", "weights after step 5 must be the same in all processes"),
+        ("wrapped_late", "the model has another parameter '0.weight' than when it was given to"),
         ("not_finite", "weights of '3.weight' are not finite"),
         ("unreachable", "target_bytes is 10, but with all tied weights at zero"),
         ("whole_tensors_only", "DeepCompression needs whole tensors, and '0.weight' is sharded"),

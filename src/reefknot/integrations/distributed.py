@@ -8,11 +8,11 @@ Unaware   of how weights are tied.
 All processes call these together. `dcp.save({"tie": tie.state_dict(), ...})` writes the checkpoint.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from reefknot.errors import ReefknotError, TyingError
 from reefknot.files import write_atomically, writing_atomically
@@ -79,8 +79,9 @@ def load_state(
         known = sorted({name.partition(".")[0] for name in metadata})
         raise TyingError(f"the checkpoint {checkpoint} has no state {key!r}; it has {known}")
     state = {key: {name: _room(tie, name, entry) for name, entry in found.items()}}
-    alone = not dist.is_initialized()
-    load(state, checkpoint_id=checkpoint, process_group=process_group, no_dist=alone)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is fine
+        load(state, checkpoint_id=checkpoint, process_group=process_group)
     tie.load_state_dict(state[key])
 
 
