@@ -29,9 +29,9 @@ import torch
 from torch import nn
 
 def data():
-    inputs = torch.randn(400, 6, generator=torch.Generator().manual_seed(5))
+    inputs = torch.randn(2400, 6, generator=torch.Generator().manual_seed(5))
     labels = (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
-    return inputs[:300], labels[:300], inputs[300:], labels[300:]
+    return inputs[:2000], labels[:2000], inputs[2000:], labels[2000:]
 
 def pause(module, inputs):
     if module.training:
@@ -52,7 +52,7 @@ training = {{ steps = 40, batch_size = 30, evaluate_every = {every}, checkpoint_
 optimizer = {{ name = "adam", lr = 0.02 }}
 """
 SIZES = '[search]\n"settings.target_bytes" = [220, 420]\n"optimizer.lr" = [0.01, 0.05]\n'
-SOME_NEVER_LEARN = '[search]\n"optimizer.lr" = [1e-9, 2e-9, 0.02]\n'
+SOME_NEVER_LEARN = '[search]\n"optimizer.lr" = [1e-9, 0.03, 0.031]\n'
 
 
 @pytest.fixture(scope="module")
@@ -309,14 +309,11 @@ def test_runs_that_do_not_learn_are_given_up(place):
     states = {}
     for trial in trials_of(folder):
         states.setdefault(trial.state.name, []).append(trial)
-    assert {t.params["optimizer.lr"] for t in states["PRUNED"]} <= {1e-9, 2e-9}
+    assert {t.params["optimizer.lr"] for t in states["PRUNED"]} == {1e-9}
     for trial in states["PRUNED"]:
         assert 1 / 3 <= trial.user_attrs["curve"][-1][0] < 1
         assert not (folder / "trials" / f"{trial.number:04}").exists()
-        assert (
-            f"trial {trial.number}: optimizer.lr={trial.params['optimizer.lr']:.0e}: given up after"
-            in done.stderr
-        )
+        assert f"trial {trial.number}: optimizer.lr=1e-09: given up after" in done.stderr
     assert f"{len(states['PRUNED'])} pruned" in (folder / "report.html").read_text()
 
 

@@ -112,29 +112,38 @@ def test_a_trial_has_its_values_one_thread_and_no_test_data():
 # -- pruning --------------------------------------------------------------------------------
 
 SMALLER = [Finished(500, [(0.25, 9.0), (0.5, error), (1.0, 2.0)]) for error in (4.0, 5.0, 6.0)]
+MANY = 10**12  # examples: errors are exact
 
 
 def test_a_run_above_the_median_of_smaller_ones_is_given_up():
-    assert unpromising([(0.25, 8.0), (0.5, 5.1)], 500, SMALLER)
-    assert not unpromising([(0.25, 8.0), (0.5, 5.0)], 500, SMALLER)
+    assert unpromising([(0.25, 8.0), (0.5, 5.1)], 500, SMALLER, MANY)
+    assert not unpromising([(0.25, 8.0), (0.5, 5.0)], 500, SMALLER, MANY)
+
+
+def test_two_standard_errors_are_chance():
+    # At 10 % of 900 examples one is a point: the root of 10 · 90 / 900.
+    same = [Finished(500, [(0.5, 7.9)])] * 3
+    assert unpromising([(0.5, 10.0)], 500, same, 900)
+    assert not unpromising([(0.5, 10.0)], 500, same, 800)
 
 
 def test_a_run_is_given_its_first_third():
-    assert not unpromising([(0.25, 99.0)], 500, SMALLER)
-    assert unpromising([(0.34, 99.0)], 500, SMALLER)
+    assert not unpromising([(0.25, 99.0)], 500, SMALLER, MANY)
+    assert unpromising([(0.34, 99.0)], 500, SMALLER, MANY)
 
 
 def test_a_run_is_compared_with_runs_of_its_size_or_less_and_with_three_of_them():
-    assert not unpromising([(0.5, 99.0)], 499, SMALLER)
-    assert not unpromising([(0.5, 99.0)], 500, SMALLER[:2])
+    assert not unpromising([(0.5, 99.0)], 499, SMALLER, MANY)
+    assert not unpromising([(0.5, 99.0)], 500, SMALLER[:2], MANY)
 
 
 def test_errors_are_the_lowest_of_the_last_three_measurements_up_to_there():
     wandering = [(0.2, 1.0), (0.3, 4.5), (0.4, 9.0), (0.5, 9.0)]
-    assert not unpromising(wandering, 500, SMALLER)  # 4.5 counts
-    assert unpromising([*wandering[:2], (0.35, 9.0), *wandering[2:]], 500, SMALLER)  # it is too old
+    assert not unpromising(wandering, 500, SMALLER, MANY)  # 4.5 counts
+    older = [*wandering[:2], (0.35, 9.0), *wandering[2:]]
+    assert unpromising(older, 500, SMALLER, MANY)  # it is too old
     # What the others reached later does not count: at half of their steps they had 4, 5 and 6.
-    assert not unpromising([(0.5, 4.9)], 500, SMALLER)
+    assert not unpromising([(0.5, 4.9)], 500, SMALLER, MANY)
 
 
 # -- the front ------------------------------------------------------------------------------

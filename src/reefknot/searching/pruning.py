@@ -4,12 +4,13 @@ Takes     the validation errors of a run so far, its size, and what finished run
 Gives     whether it is unpromising.
 Unaware   of Optuna, which has no pruning for two objectives, and of test data.
 
-The rule: once a third of its steps are done, a run is given up if its validation error is above
-the median of those that finished runs of the same or a smaller size had at the same share of their
-steps. Errors are the lowest of the last three measurements, since single ones wander. At least
-three such runs are needed, so the smallest ones are never given up.
+The rule: once a third of its steps are done, a run is given up if its validation error is more than
+two standard errors above the median of those that finished runs of the same or a smaller size had
+at the same share of their steps. Errors are the lowest of the last three measurements, since single
+ones wander. At least three such runs are needed, so the smallest ones are never given up.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 EARLIEST = 1 / 3
 LATELY = 3
 PEERS = 3
+STANDARD_ERRORS = 2
 
 Curve = Sequence[tuple[float, float]]  # share of the steps, validation error in percent
 
@@ -28,13 +30,19 @@ class Finished(NamedTuple):
     curve: Curve
 
 
-def unpromising(curve: Curve, size: float, finished: Sequence[Finished]) -> bool:
+def unpromising(curve: Curve, size: float, finished: Sequence[Finished], examples: int) -> bool:
     """Whether a run that has measured this curve, and will have this size, is to be given up.
 
+    Args:
+        curve: its validation errors so far.
+        size: the bytes that its file will have.
+        finished: what it is compared with.
+        examples: how many of them the errors are measured on.
+
     >>> small = [Finished(500, [(0.5, error), (1.0, 2.0)]) for error in (4.0, 5.0, 6.0)]
-    >>> unpromising([(0.5, 5.5)], 600, small), unpromising([(0.5, 4.5)], 600, small)
-    (True, False)
-    >>> unpromising([(0.5, 5.5)], 400, small)
+    >>> [unpromising([(0.5, error)], 600, small, 6_000) for error in (5.5, 5.7)]
+    [False, True]
+    >>> unpromising([(0.5, 99.0)], 400, small, 6_000)
     False
     """
     if not curve or curve[-1][0] < EARLIEST:
@@ -43,7 +51,10 @@ def unpromising(curve: Curve, size: float, finished: Sequence[Finished]) -> bool
     peers = [_lately(one.curve, share) for one in finished if one.file_bytes <= size]
     errors = [error for error in peers if error is not None]
     own = _lately(curve, share)
-    return own is not None and len(errors) >= PEERS and own > median(errors)
+    if own is None or len(errors) < PEERS:
+        return False
+    standard_error = math.sqrt(own * (100 - own) / examples)  # in points, as errors are
+    return own > median(errors) + STANDARD_ERRORS * standard_error
 
 
 def _lately(curve: Curve, share: float) -> float | None:

@@ -54,9 +54,9 @@ def search(
         tell: is told of every result of this command.
     """
     space_of(config)
-    network_and_data(trial_config(config, {}))  # wrong names are found before anything is made
+    _, data = network_and_data(trial_config(config, {}))  # wrong names make no folder
     _claim(folder, config)
-    job = Job(config, folder, storage, trials)
+    job = Job(config, folder, storage, trials, len(data.validation.labels))
     study = job.open()
     killed = 0
     if jobs == 1:

@@ -31,6 +31,7 @@ class Job:
     folder: Path
     storage: str | None
     trials: int
+    examples: int  # for validation
 
     def open(self) -> Study:
         """The study, begun or gone on with."""
@@ -65,7 +66,7 @@ def _run(task: Task, job: Job, study: Study) -> Trial:
     place = job.place(task.number)
     try:
         config = trial_config(job.config, task.values)
-        watch = _Watch(config, place, study.finished())
+        watch = _Watch(config, place, study.finished(), job.examples)
         record = run(config, place, resume=place.exists(), display=watch)
     except _PrunedError:
         curve = watch.curve
@@ -93,10 +94,12 @@ def _discard(place: Path) -> None:
 class _Watch:
     """Looks at a run's measurements, and ends it if it is unpromising."""
 
-    def __init__(self, config: Config, place: Path, finished: list[Finished]) -> None:
+    def __init__(
+        self, config: Config, place: Path, finished: list[Finished], examples: int
+    ) -> None:
         self._steps = config.plan.steps
         self._target = config.settings.get("target_bytes")
-        self._place, self._finished = place, finished
+        self._place, self._finished, self._examples = place, finished, examples
         self.curve: Curve = ()
 
     def stepped(self, progress: Progress) -> None:
@@ -108,5 +111,7 @@ class _Watch:
         self.curve = [(found["step"] / self._steps, found["val_error"]) for found in rows]
         size = self._target or row.get("predicted_bytes")
         is_done = row["step"] >= self._steps
-        if size and not is_done and unpromising(self.curve, size, self._finished):
+        if is_done or not size:
+            return
+        if unpromising(self.curve, size, self._finished, self._examples):
             raise _PrunedError
