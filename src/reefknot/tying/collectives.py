@@ -216,28 +216,38 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def peers_of(named: Iterable[tuple[str, Tensor]]) -> Peers:
-    """Those who hold the other parts of these tensors, which must all be divided alike."""
-    found: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
+    """Those who hold the other parts of these tensors, which must all be divided alike.
+
+    Meshes of the same processes are the same, although each has groups of its own.
+    """
+    found: dict[tuple[_Ranks, ...], tuple[str, Peers]] = {}
     for name, tensor in named:
-        found.setdefault(tuple(_groups(tensor, name)), (name, tensor))
+        groups = tuple(_groups(tensor, name))
+        peers = Peers(groups, str(local(tensor).device)) if groups else NO_PEERS
+        found.setdefault(tuple(map(_ranks, groups)), (name, peers))
     if len(found) > 1:
         one, other = [name for name, _ in found.values()][:2]
         raise TyingError(
             f"{one!r} and {other!r} share their values, but are not sharded over the same "
             "processes; shard all of the model alike, or give them groups of their own (scope)"
         )
-    for groups, (_, tensor) in found.items():
-        if groups:
-            return Peers(groups, str(local(tensor).device))
-    return NO_PEERS
+    return next((peers for _, peers in found.values()), NO_PEERS)
 
 
 def copies_of(named: Iterable[tuple[str, Tensor]]) -> tuple["ProcessGroup", ...]:
     """The groups of processes, one for each such dimension, that repeat what is here."""
-    found: dict[ProcessGroup, None] = {}
+    found: dict[_Ranks, ProcessGroup] = {}
     for name, tensor in named:
-        found.update(dict.fromkeys(_groups(tensor, name, repeated=True)))
-    return tuple(found)
+        for group in _groups(tensor, name, repeated=True):
+            found.setdefault(_ranks(group), group)
+    return tuple(found.values())
+
+
+_Ranks = tuple[int, ...]
+
+
+def _ranks(group: "ProcessGroup") -> _Ranks:
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def _groups(tensor: Tensor, name: str, *, repeated: bool = False) -> Iterator["ProcessGroup"]:
