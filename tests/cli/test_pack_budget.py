@@ -152,7 +152,13 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path):
     big = {f"w{n}": RNG.normal(size=(1000, 1000)).astype("<f4") for n in range(12)}
     save_file(big, tmp_path / "model.safetensors")
     command = [sys.executable, "-m", "reefknot.cli", "pack", "model.safetensors", "m.reef"]
-    process = subprocess.Popen([*command, "--bits", "2"], cwd=tmp_path, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--bits", "2"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        # A shell starts what it runs in the background with Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".m.reef*")) and time.monotonic() < deadline:
         assert process.poll() is None
