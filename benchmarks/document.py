@@ -174,7 +174,7 @@ def packing_vgg(result):
             for key in ("bytes", "bits a weight", "error %")
         )
         of = f", mean of {len(same)} draws" if len(same) > 1 else ""
-        cells.append([f"`reefknot.pack` with inputs{of}", size, bits, wrong])
+        cells.append([f"one pass with inputs, for inference{of}", size, bits, wrong])
     others = RESULTS / "packing_peers.json"
     for row in json.loads(others.read_text()) if others.exists() else []:
         cells.append([row["way"], row["bytes"], row["bits a weight"], row["error %"]])

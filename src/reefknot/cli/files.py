@@ -118,6 +118,19 @@ def pack(
                 size=budget.size, bits=bits, error=error, for_inference=for_inference,
                 keep=keep, min_size=min_size, effort=effort, on_progress=on_progress,
             )  # fmt: skip
+    _show_packed(
+        packed,
+        source,
+        target,
+        as_json=as_json,
+        nothing_changed=settings.lossless and budget is None,
+    )
+
+
+def _show_packed(
+    packed: Any, source: Path, target: Path, *, as_json: bool, nothing_changed: bool
+) -> None:
+    """Print what was packed, and warnings to standard error."""
     if as_json:
         rows = [vars(change) for change in packed.changes]
         click.echo(json.dumps({
@@ -126,7 +139,7 @@ def pack(
             "warnings": packed.warnings, "metadata_left_out": packed.metadata_left_out,
             "outputs": packed.outputs and vars(packed.outputs), "tensors": rows,
         }))  # fmt: skip
-    elif settings.lossless and budget is None:
+    elif nothing_changed:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
         count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
         scaled = sum(change.done.startswith("integers") for change in packed.changes)
