@@ -1,4 +1,4 @@
-"""Measures networks on simulated chips, and puts the table into docs/ship.md, between its marks.
+"""Measures networks on simulated chips, and writes the table in docs/ship.md, between its marks.
 
     python benchmarks/chips.py
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "ship.md"
 RECORDS = ROOT / "experiments" / "records"
 MARKS = ("<!-- chips -->\n", "<!-- /chips -->")
-# The first pattern that a record is there for, and the chips it runs on.
+# Patterns of records, of which the first match counts, and the chips to run it on.
 WANTED = [
     (["*_lenet-300-100_sparse_apt-1770_seed0"], ["atmega328p", "cortex-m3"]),
     (
@@ -34,7 +34,7 @@ TITLES = [
 
 
 def row(record, chip):
-    """One line: the compiler's and the simulator's figures for a network that takes bytes."""
+    """One row: the figures of compiler and simulator for a network that takes bytes."""
     facts = json.loads((record / "record.json").read_text())
     name = facts["network"]
     known = INPUTS[name]

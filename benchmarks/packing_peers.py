@@ -1,12 +1,12 @@
-"""What others make of the same VGG-16 without training: bytes and error, beside `packing_vgg.py`.
+"""Other ways to pack the same VGG-16 without training: bytes and error, beside `packing_vgg.py`.
 
     python benchmarks/packing_peers.py PARENT.safetensors [--nncodec PYTHON] [--draw 0] [--json FILE]
 
-Rows: `pack --clusters` with 16 and 256 values a tensor; symmetric 8-bit and 4-bit integers with a scale for
+Rows: `pack --clusters` with 16 and 256 values per tensor; symmetric 8-bit and 4-bit integers with a scale for
 each output channel, codes and scales under zstd -19; and a uniform step for each tensor, its integers coded by
 DeepCABAC (the coder of NNCodec and of the ISO standard; the best of its settings for each tensor). All of
 them get BatchNorm statistics that are estimated again from the same 1,000 unlabelled training images, as ours
-do. What is not a weight matrix is counted in float32, under zstd -19 as well.
+do. Everything that is not a weight matrix is counted as float32 under zstd -19, too.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def compressed(*arrays):
 
 
 def rest(model):
-    """All that is no matrix, in float32; a count of batches is not needed."""
+    """Everything that is not a matrix, in float32, except the counts of batches."""
     return [v.numpy() for v in model.state_dict().values() if v.is_floating_point() and v.dim() < 2]
 
 
@@ -56,7 +56,7 @@ def integers(model, bits):
 
 
 def uniform(model, step, python):
-    """Multiples of a step, which is this many root mean squares of the tensor."""
+    """Multiples of a step, given relative to the root mean square of the tensor."""
     codes, steps = [], []
     for value in model.state_dict().values():
         if is_matrix(value):

@@ -1,13 +1,13 @@
-"""`pack` without data on trained networks that packages on the index ship, before and after budgets.
+"""`pack` without data on trained networks that Python packages ship: clusters beside budgets.
 
     python benchmarks/packing_shipped.py FOLDER [--json FILE]
 
 FOLDER holds the wheels (`pip download --no-deps silero-vad magika basic-pitch rapidocr-onnxruntime`). The
 float32 constants of each ONNX graph are a checkpoint; it is packed, put back, and run by ONNX Runtime on
 inputs of the right kind: synthetic speech and chords, Python's own source files, rendered lines of text.
-Before: `--clusters`, k-means with the same number of values for every tensor. After: `--bits`, one budget.
-Beside them 8-bit integers with a scale a row, under zstd -19. The bytes of a budget that changes the outputs
-as much as a row of the others does are read off between two budgets, on logarithmic axes.
+Rows: `--clusters`, k-means with the same number of values for every tensor; `--bits`, one budget; and 8-bit
+integers with a scale per row, under zstd -19. The bytes of a budget that changes the outputs as much as one of
+the others are interpolated between two budgets, on logarithmic axes.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def speech(random, count=64, samples=512):
 
 
 def silero(random, run):
-    """A chunk with the state that seven chunks before it have left."""
+    """A chunk, with the recurrent state after the seven chunks before it."""
     inputs = {"state": np.zeros((2, 64, 128), np.float32), "sr": np.array(16_000)}
     chunks = np.split(speech(random, samples=8 * 512), 8, axis=1)
     for chunk in chunks[:-1]:
@@ -146,7 +146,7 @@ class Network:
 
 
 def packed(network, folder, *options):
-    """Bytes and change of the outputs; None where a budget is below what can be."""
+    """Bytes and change of the outputs; None if the budget cannot be met."""
     out = folder / "out.reef"
     out.unlink(missing_ok=True)
     save_file(network.weights, folder / "in.safetensors")
@@ -178,7 +178,7 @@ def int8(network):
 
 
 def bytes_at(curve, change):
-    """The bytes of a budget with this change of the outputs, between two that were measured."""
+    """The bytes of a budget with this change of the outputs, interpolated between two measurements."""
     curve = sorted(curve, key=lambda point: -point[1])
     errors, sizes = np.log([e for _, e in curve])[::-1], np.log([s for s, _ in curve])[::-1]
     if not errors[0] <= np.log(change) <= errors[-1]:

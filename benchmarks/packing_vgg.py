@@ -5,8 +5,8 @@
 
 For each draw of training images (labels are not used) and each price of a bit: the file, everything
 counted, and the error on the whole test set. `reefknot.pack(size=...)` finds the price by itself in two to
-four such passes; here it is given, so that a pass is enough for a point of the curve. Rows are added to the
-JSON file one by one. Settings were chosen on validation images (`--validation` looks at no test image).
+four such passes; here it is given, so that one pass is enough for a point of the curve. Rows are added to the
+JSON file one by one. Settings were chosen on validation images (`--validation` evaluates those only).
 """
 
 import argparse
@@ -42,7 +42,7 @@ def parent(path):
 
 
 def drawn(data, draw, count):
-    """So many training images, without their labels."""
+    """Random training images, without their labels."""
     which = np.random.default_rng(draw).permutation(len(data.train.inputs))[:count]
     return data.train.inputs[which]
 
@@ -72,7 +72,11 @@ def main():
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prices", type=float, nargs="+", default=[1.9e-8])
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--validation", action="store_true", help="look at no test image")
+    parser.add_argument(
+        "--validation",
+        action="store_true",
+        help="evaluate validation images instead of test images",
+    )
     parser.add_argument("--folder", type=Path, default=Path(), help="where files are written")
     parser.add_argument("--json", type=Path, help="where rows are added")
     given = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py [--weights N] [--ranks N] [--processes N] [--json FILE]
 
-Takes     an environment with reefknot; nothing is timed that a busy machine could spoil.
+Takes     an environment with reefknot. Nothing is timed, so a busy machine does no harm.
 Gives     tables as Markdown on standard output, and everything as JSON.
 
 The bytes are those of the tensors given to the collectives, which are wrapped while a budget is trained on gloo. The
@@ -48,7 +48,7 @@ def worker(rank, world, folder):
 
 
 def measured(world):
-    """For each kind of step how many bytes it sends: the usual number, and the highest."""
+    """The bytes that each kind of step sends: the usual number, and the largest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -75,7 +75,7 @@ def measured(world):
         if tie.phase is not phase:
             found.setdefault(f"the end of {phase.name}", []).append(sum(sent))
         elif phase.name != "frozen" and (number + 1) % 5 == 0:
-            found.setdefault(f"{phase.name}, refit and look", []).append(sum(sent))
+            found.setdefault(f"{phase.name}, refit and measurement", []).append(sum(sent))
         elif number % 5:
             found.setdefault(phase.name, []).append(sum(sent))
     usual = {kind: Counter(row).most_common(1)[0][0] for kind, row in found.items()}
@@ -105,7 +105,7 @@ def wrap(sent):
 
 
 class Shards:
-    """Weights that are made piece by piece, as one rank after another would have them."""
+    """Weights that are generated piece by piece, one rank after another."""
 
     def __init__(self, weights, ranks):
         self.edges = np.linspace(0, weights, ranks + 1).astype(np.int64)
@@ -117,7 +117,7 @@ class Shards:
 
 
 class Added:
-    """The histograms of all ranks, added up before anybody looks at them."""
+    """The sum of the histograms of all ranks."""
 
     dtype = np.dtype(np.float32)
 
@@ -135,7 +135,7 @@ class Added:
 
 
 def simulated(weights, ranks, others):
-    """The centers of all weights; of another division; and of each rank alone, as others do it."""
+    """The centers of all weights; of another division among ranks; and of each rank alone."""
     shards = Shards(weights, ranks)
     largest = max(float(np.abs(piece).max()) for piece in shards.pieces())
     bins = Bins(np.dtype(np.float32), largest, 10)

@@ -1,4 +1,4 @@
-"""Shrunk networks beside the dense ones: parameters, MACs, and how much quicker they are.
+"""Shrunk networks beside the dense ones: parameters, MACs, and the speed-up.
 
     python benchmarks/shrink.py FILE.reef... [--json FILE] [--turns N] [--threads N]
 
@@ -23,7 +23,7 @@ import reefknot
 from reefknot.zoo import INPUTS, NETWORKS
 
 BATCHES = (1, 128)
-CALLS = 10  # of a turn, of which the quickest counts: others were interrupted
+CALLS = 10  # per turn, of which the fastest counts: others may have been interrupted
 
 
 def quickest(model, inputs):

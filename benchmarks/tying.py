@@ -1,4 +1,4 @@
-"""What tying costs: the training step, the loop, the refit and the memory, beside other tools.
+"""What tying costs in the training step, the loop, the refit and memory, beside other tools.
 
     python benchmarks/tying.py [--json FILE] [--quick] [--parts memory,steps,loop,refits]
 
@@ -41,7 +41,7 @@ INPUTS = {"lenet-300-100": (1, 28, 28), "lenet-5-caffe": (1, 28, 28), "vgg-16": 
 
 
 def trainer(network, prepare, make, batch_size=128):
-    """A function that makes one training step of a fresh network, and what must be kept alive."""
+    """A function that runs one training step of a fresh network, and what must be kept alive."""
     torch.manual_seed(0)
     model = NETWORKS[network]()
     inputs = torch.randn(batch_size, *INPUTS[network])
@@ -246,7 +246,7 @@ def ours_cold(values, k, start):
 
 
 def last_centers(values, k):
-    """Centers as they are some steps after a refit: near the optimum, but off."""
+    """Centers as some steps after a refit: near the optimum, but not at it."""
     found = reefknot.kmeans1d(values, k).centers
     return found * np.random.default_rng(1).normal(1, 0.01, len(found))
 

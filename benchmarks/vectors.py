@@ -1,4 +1,4 @@
-"""What the LLVM vectors of `kernels/vectors.py` buy: the loops of a step with and without them.
+"""The speed-up by the LLVM vectors of `kernels/vectors.py`: the loops of a step with and without them.
 
     python benchmarks/vectors.py [--weights N] [--clusters K]
 

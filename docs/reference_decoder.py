@@ -112,7 +112,7 @@ class Decoder:
         count(table, slot, bit)
         return bit
 
-    def mixed(self, base, table, contexts, weights, first, rate):
+    def mixed(self, base, table, contexts, weights, first, lr):
         """`contexts` are pairs of slot and prior."""
         origin = STRETCH[base >> 4]
         votes = [
@@ -121,7 +121,7 @@ class Decoder:
         total = weights[first] * origin + sum(w * v for w, v in zip(weights[first + 1 :], votes))
         p = SQUASH[min(max((total + 32768) >> 16, -STRETCH_MAX), STRETCH_MAX) + STRETCH_MAX]
         bit = self.bit(p)
-        error = ((bit << 16) - p) * rate
+        error = ((bit << 16) - p) * lr
         weights[first] += origin * error >> 22
         for i, (slot, _) in enumerate(contexts):
             weights[first + 1 + i] += votes[i] * error >> 18

@@ -1,1 +1,1 @@
-"""Experiments: recipes and their queue, studies, records, and the tables made of them."""
+"""Experiments: recipes and their queue, studies, records, and the tables made from them."""

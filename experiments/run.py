@@ -1,8 +1,8 @@
 """The queue: every recipe that has no record yet, the longest first.
 
     python -m experiments.run                     # all of them, on two threads
-    python -m experiments.run 'lenet-5*/sparse*'  # those whose network/recipe fits a pattern
-    python -m experiments.run --list              # what is done, begun and left; runs nothing
+    python -m experiments.run 'lenet-5*/sparse*'  # those whose network/recipe matches a pattern
+    python -m experiments.run --list              # what is done, started and left; runs nothing
 
 Takes     experiments/NETWORK/RECIPE.toml, and experiments/queue.toml for seeds, sizes and minutes.
 Gives     a record under experiments/records for each run that ends.
@@ -48,12 +48,12 @@ class Job:
 
     @property
     def recipe(self) -> str:
-        """What its records are called: the file, and the size if the queue gives it."""
+        """The name of its records: the recipe's file, and the size if the queue gives one."""
         return self.file if self.target_bytes is None else f"{self.file}-{self.target_bytes}"
 
     @property
     def name(self) -> str:
-        """How people and folders call it."""
+        """The name of its folder, also in messages."""
         return f"{self.network}_{self.recipe}_seed{self.seed}"
 
     @property
@@ -90,7 +90,7 @@ class Job:
 
 
 def jobs(pattern: str = "*") -> Iterator[Job]:
-    """Every job whose network/recipe fits the pattern."""
+    """Every job whose network/recipe matches the pattern."""
     queue: dict[str, dict[str, Any]] = tomllib.loads((RECIPES / "queue.toml").read_text())
     for path in sorted(RECIPES.glob("*/*.toml")):
         network = path.parent.name
@@ -103,7 +103,7 @@ def jobs(pattern: str = "*") -> Iterator[Job]:
 
 
 class Queue:
-    """Runs jobs in parallel, on so many threads."""
+    """Runs jobs in parallel, on a number of threads in all."""
 
     def __init__(self, waiting: list[Job], runs: Path, threads: int) -> None:
         self.waiting = sorted(waiting, key=lambda job: -job.minutes)

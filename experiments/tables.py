@@ -5,7 +5,7 @@
     python -m experiments.tables --check    # load every file, evaluate it again, compare
 
 Takes     experiments/records/*/ with record.json, config.toml and model.reef.
-Gives     one row per network and recipe, the mean over its seeds; or the records that do not hold.
+Gives     one row per network and recipe, the mean over its seeds; or records that do not reproduce.
 
 A row appears when its first record does. Records are checked in float64, so that the number of
 wrong answers is the same on every machine.
@@ -63,15 +63,15 @@ PAPER = {
 
 
 class HandMade(NamedTuple):
-    """A recipe of 0.1, means of its seeds 0 to 2. Its records are in the history."""
+    """A recipe of version 0.1, means of its seeds 0 to 2. Its records are in the git history."""
 
     name: str
     file_bytes: int
     test_error: float
 
 
-# The recipes made from a size and a number of steps, and what took a person many settings at that
-# size.
+# The recipes that give only a size and a number of steps, and the hand-tuned recipes with many
+# settings that they replace.
 BUDGETS: dict[tuple[str, str], HandMade | None] = {
     ("lenet-300-100", "sparse_apt-6900"): HandMade("sparse_apt-150x", 6_886, 0.96),
     ("lenet-300-100", "sparse_apt-3300"): HandMade("sparse_apt-300x", 3_303, 1.65),
@@ -82,7 +82,7 @@ BUDGETS: dict[tuple[str, str], HandMade | None] = {
     ("lenet-5-caffe", "sparse_apt-1140-alone"): None,
 }
 CURVE = "byte_curve-"
-GOALS = {  # bytes and accuracy that were to be reached from a size alone
+GOALS = {  # bytes and accuracy to be reached from a size alone
     ("lenet-5-caffe", 512): 95.0,
     ("lenet-5-caffe", 575): 98.0,
     ("lenet-5-caffe", 862): 99.0,
@@ -183,7 +183,7 @@ def table() -> str:
 def small() -> str:
     """The smallest files, for the README."""
     columns = (
-        "network | file bytes | times less | test error % | warped images | teachers "
+        "network | file bytes | times smaller | test error % | warped images | teachers "
         "| dense parents % | seeds"
     )
     rows = []
@@ -261,7 +261,7 @@ def goals() -> str:
 
 
 def _beside(hand: HandMade | None, error: float) -> list[str]:
-    """Bytes and error of the hand-made recipe, and how far two numbers are above it."""
+    """Bytes and error of the hand-made recipe, and how far the budget recipe is above it."""
     if hand is None:
         return [""] * 3
     return [f"{hand.file_bytes:,}", f"{hand.test_error:.2f}", f"{error - hand.test_error:+.2f}"]
@@ -285,7 +285,7 @@ def _budget_rows(
 
 
 def dead() -> str:
-    """What the dead weights of sparse APT are, and what files without them would weigh."""
+    """The share of dead weights of sparse APT, and the size of files without them."""
     shares, savings = [], []
     for (network, name), group in recipes().items():
         if group[0].record["method"] != "sparse_apt" or name.startswith(CURVE):
@@ -390,7 +390,7 @@ def strays() -> Iterator[str]:
 
 
 def _without_seed(config: Config) -> Config:
-    """The configuration without the seed, and without the parent that each seed has of its own."""
+    """The configuration without the seed, and without the parent, which differs between seeds."""
     start = config.start and re.sub(r"seed\d+", "", os.path.normpath(config.start))
     teachers = [os.path.normpath(teacher) for teacher in config.distillation.teachers]
     return replace(
@@ -404,7 +404,7 @@ def _without_seed(config: Config) -> Config:
 
 
 def check() -> Iterator[str]:
-    """Evaluate every committed file again; gives what differs."""
+    """Evaluate every committed file again; gives the differences."""
     yield from strays()
     for run in runs():
         config = read_config(run.folder / "config.toml")

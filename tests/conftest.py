@@ -1,5 +1,9 @@
 """For all tests. This folder is on the path: tests of several folders share `reef_examples`."""
 
+import os
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
 
@@ -9,6 +13,22 @@ settings.register_profile("reefknot", deadline=None, derandomize=True, database=
 settings.load_profile("reefknot")
 
 # Networks this small gain nothing from a second thread, and wait for it when the machine is busy.
+# Programs that tests start have one, too, unless told otherwise.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 collect_ignore = ["format/fuzz_atheris.py"]  # needs atheris, and is run by itself
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Two processes; for files that are named only this one, which is there sooner."""
+    files = [Path(argument.partition("::")[0]) for argument in config.args]
+    return 0 if all(file.is_file() for file in files) else 2
+
+
+def pytest_addoption(parser, pluginmanager):
+    """Without xdist its options in pyproject.toml mean nothing: all tests run in one process."""
+    if not pluginmanager.hasplugin("xdist"):
+        for option in ("--numprocesses", "--dist"):
+            parser.addoption(option, help="ignored: there is no pytest-xdist")

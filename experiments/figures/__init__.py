@@ -4,14 +4,14 @@
 
 Takes     experiments/records/figures/STUDY.json (made by `experiments.studies`), and for figure 8
           two records of LeNet-5.
-Gives     docs/figures/NAME-light.svg and NAME-dark.svg, and what stands between the marks of
-          docs/paper.md. What has no data yet is listed there as open.
+Gives     docs/figures/NAME-light.svg and NAME-dark.svg, and the text between the marks of
+          docs/paper.md. Figures without data are listed there as open.
 
 A figure is a module with NUMBER, STUDY (None if it is made from records), ALT (its alternative
-text), `read()` if its data is not one study's, `draw(data, theme)`, and `found(data)`: what the
-data say, in sentences.
+text), `read()` if its data is not that of one study, `draw(data, theme)`, and `found(data)`: what
+the data show, in sentences.
 
-    page.py            docs/paper.md                      besides.py          claims without figure
+    page.py            docs/paper.md                      besides.py          claims, no figure
     style.py           colours, canvas, SVG
     histogram.py       1, weights before and after        losses.py           2, losses and errors
     generalisation.py  3, three networks                  pareto.py           4, sparsity and error

@@ -29,7 +29,7 @@ def variants(data: dict[str, Any]) -> str:
 
 
 def autograd(data: dict[str, Any]) -> str:
-    """How far two trajectories are apart."""
+    """How far apart the trajectories are."""
     away = data["difference_assigned"]
     same = f"no weight differs by more than {away:.1e}" if away else "no weight differs in any bit"
     return (

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from experiments.figures.style import Theme, canvas
 from experiments.tables import BUDGETS, CURVE, recipes
 
-NUMBER, STUDY = None, None  # none of the paper's
+NUMBER, STUDY = None, None  # not a figure of the paper
 ALT = "Test error on MNIST against bytes on disk, for LeNet-5 and LeNet-300-100"
 TITLES = {"lenet-5-caffe": "LeNet-5", "lenet-300-100": "LeNet-300-100"}
 KIND = {"lenet-5-caffe": "convolutional", "lenet-300-100": "LeNet-300-100"}  # BitNetMCU is its own
@@ -19,7 +19,7 @@ class Published(NamedTuple):
     name: str
     file_bytes: int
     error: float
-    side: str = "above"  # where its name stands
+    side: str = "above"  # where its name is
 
 
 # Sizes are 4·N over the rate where only a rate was published.

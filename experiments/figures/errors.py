@@ -15,14 +15,14 @@ ALT = "Errors after soft and hard tying for K from 2 to 32, and for k-means more
 
 
 def read() -> dict[str, Any] | None:
-    """Both studies, as far as they are there."""
+    """The data of both studies, or of the one that has been run."""
     paths = {name: record_of(study) for name, study in (("k", num_clusters), ("t", refits))}
     there = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
     return there or None
 
 
 def draw(data: dict[str, Any], theme: Theme) -> Figure:
-    """K at the left, t at the right; one of them alone where the other is not there yet."""
+    """K at the left, t at the right; only one of them if the other has no data."""
     figure, axes = canvas(1, len(data), 3.0, squeeze=False)
     for ax, half in zip(axes[0], data, strict=True):
         (_draw_k if half == "k" else _draw_t)(ax, data[half], theme)

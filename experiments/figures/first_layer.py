@@ -16,7 +16,7 @@ METHODS = {"l2": "L2", "apt": "APT, K = 8", "l1": "L1", "sparse_apt": "sparse AP
 def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """Four sheets of 300 images, on the paper's scale from -0.3 to 0.3.
 
-    A pixel's strength goes with the root of its weight, so that small ones are seen.
+    The opacity of a pixel is the root of its weight's magnitude, so that small ones are seen.
     """
     figure, axes = canvas(4, 1, 11.0)
     for ax, (name, words) in zip(axes.flat, METHODS.items(), strict=True):

@@ -18,7 +18,7 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
     span = max(abs(limit) for run in data["runs"].values() for limit in run["end_range"])
     for ax, (name, title) in zip(axes, titles.items(), strict=True):
         run = data["runs"][name]
-        counts = np.array(run["histogram"]).T[1:-1]  # its ends hold all that is beyond
+        counts = np.array(run["histogram"]).T[1:-1]  # the outermost bins hold all that is beyond
         shares = np.log1p(counts) / np.log1p(counts.max())
         colour = theme.a if name == "apt" else theme.d
         ax.imshow(

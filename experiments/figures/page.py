@@ -20,7 +20,7 @@ PICTURES = ROOT / "docs" / "figures"
 
 
 def name_of(figure: ModuleType) -> str:
-    """What its files are called."""
+    """The name of its files."""
     return figure.__name__.rpartition(".")[2]
 
 
@@ -33,7 +33,7 @@ def read(figure: ModuleType) -> Any:
 
 
 def block(figure: ModuleType) -> str:
-    """A picture for light and dark pages, and what the data say."""
+    """A picture for light and dark pages, and what the data show."""
     data, name = read(figure), name_of(figure)
     if data is None:
         return f"*Figure {figure.NUMBER} is open: the study `{figure.STUDY}` has not been run.*"

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-_MEASURED = "DejaVu Sans"  # which comes with matplotlib; wider than what readers have
+_MEASURED = "DejaVu Sans"  # comes with matplotlib, and is wider than the readers' fonts
 _FONTS = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', 'Liberation Sans', sans-serif"
 WIDTH = 7.2  # inches
 

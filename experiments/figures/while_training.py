@@ -1,4 +1,4 @@
-"""What a step costs over a run, for the whole network and for what its zeros leave of it."""
+"""What a step costs over a run, with the whole network and without its dead units."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from experiments.figures.style import Theme, canvas
 from experiments.studies.while_training import CASES
 
-NUMBER, STUDY = None, "while_training"  # none of the paper's
+NUMBER, STUDY = None, "while_training"  # not a figure of the paper
 ALT = "Time of a step over a run, for the whole network and with shrinking"
 TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5-caffe": "LeNet-5"}
 
@@ -49,5 +49,5 @@ def found(data: dict[str, Any]) -> str:
     parts = []
     for network, run in data.items():
         whole, shrunk = (sum(run["ms"][n][-6:]) for n in ("whole", "shrunk"))
-        parts.append(f"{TITLES[network]}: {whole / shrunk:.1f} times quicker at the end")
+        parts.append(f"{TITLES[network]}: {whole / shrunk:.1f} times faster at the end")
     return "; ".join(parts) + "."

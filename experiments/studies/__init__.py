@@ -11,8 +11,8 @@ Gives     experiments/records/figures/STUDY.json, which figures and tables are m
 A study is a module with
 
     MINUTES             how long one of its runs takes on one core
-    cases(done)         the runs that it needs, from a name to the arguments of `measure`; `done`
-                        has the results of finished ones, by which a search decides what to run next
+    cases(done)         the runs that it needs: a table from names to arguments of `measure`. `done`
+                        has the results of finished runs, from which a search decides what is next
     measure(**case)     one run; its result can be written as JSON
     data(done)          the data of the figure or the table
     MARK, table(data)   for a study with a table in docs/method.md, or in the DOCUMENT that it

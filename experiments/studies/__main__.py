@@ -32,7 +32,7 @@ def main() -> int:
     except KeyboardInterrupt:
         for process in multiprocessing.active_children():
             process.terminate()
-        print("stopped; the same command goes on")
+        print("stopped; the same command continues")
         return 130
     return 0
 

@@ -26,7 +26,7 @@ Done = dict[str, Any]
 
 
 def name_of(study: ModuleType) -> str:
-    """What people and files call a study."""
+    """The name of a study, and of its files."""
     return study.__name__.rpartition(".")[2]
 
 
@@ -43,7 +43,7 @@ def document_of(study: ModuleType) -> Path:
 def finished(study: ModuleType, folder: Path) -> Done:
     """The results of a study's finished runs, without those that it no longer needs."""
     done: Done = {}
-    while True:  # what is done decides what is wanted
+    while True:  # results may change which cases there are
         wanted = [name for name in study.cases(done) if name not in done]
         paths = {name: folder / f"{name}.json" for name in wanted}
         found = {n: json.loads(p.read_text())["result"] for n, p in paths.items() if p.exists()}
@@ -53,7 +53,7 @@ def finished(study: ModuleType, folder: Path) -> Done:
 
 
 def run(study: ModuleType, folder: Path, *, jobs: int, shorter: int = 1) -> Done:
-    """Run the unfinished cases of a study, on so many processes."""
+    """Run the unfinished cases of a study, on `jobs` processes."""
     folder.mkdir(parents=True, exist_ok=True)
     done = finished(study, folder)
     running: dict[Future[Any], str] = {}
@@ -74,7 +74,7 @@ def run(study: ModuleType, folder: Path, *, jobs: int, shorter: int = 1) -> Done
                 done[name] = json.loads(text)["result"]
                 told = f"{name} in {kept['seconds']:.0f} s, {len(cases) - len(done)} left"
                 print(f"{name_of(study)}: {told}", flush=True)
-    finally:  # what waits is not begun any more
+    finally:  # cases that are waiting are not started
         pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -20,7 +20,7 @@ MINUTES = 10.0
 SOFT_STEPS, HARD_STEPS = 5_000, 2_500
 SGD = {"name": "sgd", "lr": 0.02, "decay": "cosine", "options": {"momentum": 0.9}}
 LAYERS = {
-    "lenet-5-caffe": [],  # its filters are tied already
+    "lenet-5-caffe": [],  # its filters are shared already
     "lenet-5-local": ["local?.*"],
     "lenet-5-full": ["full?.*"],
 }
@@ -74,7 +74,7 @@ def _badness(row: dict[str, Any]) -> float:
 
 
 def measure(network: str, title: str, settings: dict[str, Any], test: bool) -> dict[str, Any]:
-    """One run. Penalties are measured before their method would tie; APT at its end."""
+    """One run. Networks with a penalty are measured before hardening, those of APT at the end."""
     kind, _, k = title.partition("-")
     method = {"none": "dense", "l1": "l1_threshold", "l2": "l2", "apt": "apt"}[kind]
     row = _case(network, title, settings, test=test)

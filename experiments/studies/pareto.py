@@ -5,7 +5,7 @@ Gives     the data of figure 4: density and validation error of every run.
 Paper     figure 4; section 4.3 for a trained start (no better than a random one); the footnote of
           the appendix for L1 and then a threshold (less sparse at the same error).
 
-Runs of a search see no test data, and this is a search.
+This is a search, so it uses no test data.
 """
 
 from typing import Any

@@ -29,7 +29,7 @@ SCHEDULES = {
 
 
 def scheduler_of(name: str, tie: reefknot.Method, optimizer: Optimizer) -> LRScheduler:
-    """A schedule of torch's own, or the one that goes with the phases."""
+    """One of torch's schedules, or the one that matches the phases."""
     if name == "phases":
         return tie.lr_scheduler(optimizer)
     if name == "cosine":

@@ -22,7 +22,7 @@ from reefknot.runs.training import Progress, error_percent, train
 from reefknot.zoo import NETWORKS
 
 RECORDS = Path(__file__).parents[1] / "records"
-SHORTER = 1  # what steps are divided by, for a trial
+SHORTER = 1  # the divisor of all numbers of steps, for a trial
 _STEPS = ("soft_steps", "hard_steps", "refit_every", "prune_at")
 
 

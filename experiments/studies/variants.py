@@ -9,8 +9,6 @@ Paper     section 3.3 (no significant difference between dynamic programming and
 
 from typing import Any
 
-import torch
-
 import reefknot
 from experiments.studies.training import lenet_300_100, scaled, trained
 from reefknot.runs.parts import Parts
@@ -38,7 +36,7 @@ def measure(exact: bool, **settings: Any) -> dict[str, Any]:
             refit_exactly(found.parts)
 
     def prepare(parts: Parts) -> None:
-        if exact:  # what comes before hardening, too
+        if exact:  # also the refit at hardening
             parts.method.phases[-1].prepare = lambda: refit_exactly(parts)
 
     table = lenet_300_100("apt", settings, 20_000, 20_000)
@@ -50,13 +48,8 @@ def refit_exactly(parts: Parts) -> None:
     """Give the one group of a method the clusters that minimise the k-means penalty."""
     (group,) = parts.method.groups
     best = reefknot.kmeans1d(group.weights(), group.num_clusters, exact=True)
-    places, clusters, begin = {}, [], 0
-    for name, member in group.members.items():
-        part = torch.from_numpy(best.assignment[begin : begin + member.numel()])
-        places[name] = torch.arange(member.numel())
-        clusters.append(part.to(group.assignment(name).dtype))
-        begin += member.numel()
-    group.take_clusters(best.centers, places, clusters)
+    group.renew_centers(best.centers)
+    group.give_clusters(best.assignment)
 
 
 def data(done: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What a step costs while the network empties, with `training.shrink` and without.
+"""What a step costs as the network becomes sparse, with `training.shrink` and without.
 
 Takes     LeNet-300-100 and LeNet-5 on MNIST, sparse APT from a budget, seed 0.
 Gives     a table in docs/performance.md and the data of its figure.
 
-Both runs begin alike, see the same batches, and take their steps in turn in one process; a step's
-time is that of the processor, so that other programs do not count.
+Both runs start from the same weights, see the same batches, and take their steps in turn in one
+process. The time of a step is processor time, so that other programs do not count.
 """
 
 import time
@@ -97,7 +97,7 @@ def _windows(times: list[float]) -> list[float]:
 
 
 def _ends(runs: dict[str, Parts]) -> dict[str, Any]:
-    """The file and the validation error of each run, and how many weights are alike."""
+    """The file and the validation error of each run, and how many weights are the same."""
     states = {name: parts.method.finish() for name, parts in runs.items()}
     whole, shrunk = (_values(states[name]) for name in TITLES)
     return {
@@ -123,7 +123,7 @@ def data(done: dict[str, Any]) -> dict[str, Any]:
 def table(runs: dict[str, Any]) -> str:
     """The record as Markdown."""
     lines = [
-        "| network | run | ms a step: first, last tenth | all steps, s | multiplications | "
+        "| network | run | ms per step: first, last tenth | all steps, s | multiplications | "
         "validation error % | file bytes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]

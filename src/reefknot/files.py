@@ -1,4 +1,4 @@
-"""Files: written atomically, so that readers find the old one or the new one; read if regular."""
+"""Files: atomic writing, so that a reader sees the old or the new one; regular files only."""
 
 import contextlib
 import errno

@@ -41,8 +41,8 @@ class TensorBytes:
     position_bytes: float  # the positions of elements that differ from the most frequent value
     value_bytes: float  # the values of these elements
     num_scales: int = 0
-    run: int = 0  # elements that have a scale in common, one after the other
-    scale_bytes: float = 0.0  # known of tight streams only
+    run: int = 0  # consecutive elements that share a scale
+    scale_bytes: float = 0.0  # known for tight streams only
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Scales: elements that are an integer times a scale, rounded once.
 
-Takes     float32 scales, how they lie over a tensor, and the integers.
+Takes     float32 scales, how they are laid out over a tensor, and the integers.
 Gives     elements, the same bits everywhere: the product is exact in float64, and rounded once.
 Unaware   of where integers come from, of codebooks and of files.
 """
@@ -13,24 +13,24 @@ from reefknot.dtypes import DTYPES, DType
 from reefknot.errors import ReefknotError
 
 SCALED = ("F32", "F16", "BF16")  # types that can have scales. Only ever add at the end
-INTEGERS = ("I8", "I16")  # what their integers can be held in
+INTEGERS = ("I8", "I16")  # types of the integers
 NEGATIVE_ZERO = -32_768  # the integer that stands for -0.0
 SCALE = DTYPES["F32"]
 
-_BF16_CUT = 45  # bits that a float64 has more than a bfloat16 in its fraction
-_BF16_SMALLEST = 2.0**-126  # of its normal numbers
+_BF16_CUT = 45  # fraction bits of a float64 beyond those of a bfloat16
+_BF16_SMALLEST = 2.0**-126  # the smallest normal bfloat16
 
 
 @dataclass(frozen=True, eq=False)
 class Scales:
     """Element i of a tensor, in C order, has the scale `values[i // run % len(values)]`.
 
-    A scale for each row is a run of its length; for each column, a run of 1; for the whole
-    tensor, a run of its size.
+    `run` is the length of a row for a scale per row, 1 for a scale per column, and the number of
+    elements for one scale in all.
     """
 
     dtype: DType  # of the elements
-    values: np.ndarray  # float32, a row of them
+    values: np.ndarray  # float32, one-dimensional
     run: int
 
     def __post_init__(self) -> None:
@@ -40,25 +40,25 @@ class Scales:
             )
         if self.values.ndim != 1 or self.values.dtype != SCALE.storage:
             raise ReefknotError(
-                f"scales are a row of {SCALE.storage}, "
+                f"scales are a one-dimensional array of {SCALE.storage}, "
                 f"found {self.values.dtype} of shape {self.values.shape}"
             )
         if self.run < 1:
-            raise ReefknotError(f"a scale is for one element or more at a time, not {self.run}")
+            raise ReefknotError(f"a scale is for a run of at least one element, not {self.run}")
         if not np.isfinite(self.values).all():
             raise ReefknotError("has a scale that is NaN or infinite; fetch the file again")
 
     def check(self, name: str, num_elements: int) -> None:
-        """Refuse scales that no element has, and elements without a scale."""
+        """Refuse scales that no element uses, and elements without a scale."""
         most = -(-num_elements // self.run)
         if not min(most, 1) <= len(self.values) <= most:
             raise ReefknotError(
                 f"{name!r} has {len(self.values):,} scales for {num_elements:,} elements "
-                f"in runs of {self.run:,}; at most {most:,} fit, and one is needed"
+                f"in runs of {self.run:,}; expected from 1 to {most:,}"
             )
 
     def elements(self, integers: np.ndarray, first: int = 0) -> np.ndarray:
-        """Elements in storage type, `first` being the number of the first one."""
+        """The elements in their storage type; `first` is the index of the first one."""
         places = np.arange(first, first + integers.size, dtype=np.int64)
         places //= self.run
         places %= max(len(self.values), 1)
@@ -69,7 +69,7 @@ class Scales:
 
 
 def rounded(numbers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Each float64 as the nearest element of a type, ties to even, beyond the largest infinity."""
+    """Each float64 rounded to the nearest value of a type, ties to even; infinity on overflow."""
     with np.errstate(over="ignore", under="ignore"):
         if dtype.tag != "BF16":
             return numbers.astype(dtype.storage)

@@ -46,7 +46,7 @@ class FoundTensor(NamedTuple):
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
     same_as: str = ""  # the name of an earlier tensor that has the same storage
-    read_part: Callable[[int, int], np.ndarray] | None = None  # so many elements from this one on
+    read_part: Callable[[int, int], np.ndarray] | None = None  # (index of the first, how many)
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +55,7 @@ class FoundTensor(NamedTuple):
 
 
 def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarray]]:
-    """An identity that tensors with shared storage have in common, the dtype, and a reader."""
+    """A key that is equal for tensors with shared storage, the dtype, and a reader."""
     if isinstance(value, np.ndarray):
         for dtype in DTYPES.values():
             if dtype.storage == value.dtype and not dtype.is_raw:
@@ -97,9 +97,7 @@ def open_tensors(path: Path | str) -> list[FoundTensor]:
             raise FormatError(f"{path} holds {tensor.name!r} twice; rename one of them")
         names.add(tensor.name)
     if promised - names:
-        raise FormatError(
-            f"{path} promises {min(promised - names)!r}, which none of its shards holds"
-        )
+        raise FormatError(f"{path} lists {min(promised - names)!r}, which none of its shards holds")
     return found
 
 
@@ -148,7 +146,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     where = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(where, dict) or not where:
         raise FormatError(f"{path} is not the index of a sharded checkpoint: it has no weight_map")
-    for shard in where.values():  # an index may only name its neighbours
+    for shard in where.values():  # an index may only name files in its own folder
         if not isinstance(shard, str) or not shard.isprintable() or Path(shard).name != shard:
             raise FormatError(f"{path} names the shard {shard!r}, which is not beside it")
     return where

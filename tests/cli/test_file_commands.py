@@ -95,7 +95,7 @@ def test_a_lossless_pack_says_in_two_lines_that_nothing_changed(tmp_path):
     code, out, err = both_streams("pack", tmp_path / "a.safetensors", tmp_path / "a.reef")
     assert code == 0 and not err
     lines = out.splitlines()
-    assert len(lines) == 2 and lines[0] == "31 tensors, 1 of them of few values: nothing changed"
+    assert len(lines) == 2 and lines[0] == "31 tensors, 1 of them with few values: nothing changed"
 
 
 def low_bit_checkpoint(path):
@@ -114,7 +114,7 @@ def test_a_low_bit_checkpoint_is_stored_as_integers_and_scales(tmp_path, effort)
     source, target, back = (tmp_path / f"a.{end}" for end in ("safetensors", "reef", "b"))
     low_bit_checkpoint(source)
     result = run("pack", source, target, "--effort", effort)
-    said = "2 tensors, 0 of them of few values, 2 of integers and scales (version 2)"
+    said = "2 tensors, 0 of them with few values, 2 as integers and scales (version 2)"
     assert result.output.startswith(f"{said}: nothing changed\n")
     assert target.stat().st_size < 40 * 256 * 1.6  # of 8 + 4 bits a weight, and scales
     assert run("verify", target, "--against", source).exit_code == 0

@@ -60,7 +60,7 @@ def test_sizes_are_written_as_people_write_them(tmp_path, weights, size, num_byt
 
 def test_the_table_tells_bits_and_errors_and_one_line_the_whole(tmp_path, weights):
     result = run("pack", weights, tmp_path / "m.reef", "--bits", 3)
-    assert "bits a weight" in result.stdout and "the whole network" in result.stdout
+    assert "bits per weight" in result.stdout and "the whole network" in result.stdout
     assert "kept exactly: too small" in result.stdout
     result = run("pack", weights, tmp_path / "m.reef", "-f", "--error", 0.1, "--json")
     found = json.loads(result.stdout)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import sys
 import traceback
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -292,6 +293,16 @@ def other_clusters():
 
 
 @job
+def other_clusters_of_copies():
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(small())
+    tie = reefknot.SparseAPT(model, num_clusters=5 if dist.get_rank() == 2 else 9)
+    tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    return {}
+
+
+@job
 def other_type():
     model = small().double() if dist.get_rank() == 1 else small()
     model = sharded(model, mesh_of(4))
@@ -430,8 +441,17 @@ def written_in_parts():
     distributed.SOLID_ELEMENTS = 0
     tie, _ = trained(sharded(network(), mesh_of(4)), paper, 3)
     tie.harden()
+    content, alive, counts = tie.content(), [], []
+
+    def watched():
+        for tensor in content.tensors:
+            alive.append(weakref.ref(tensor))
+            counts.append(sum(one() is not None for one in alive))
+            yield tensor
+
+    tie.content = lambda: content._replace(tensors=watched())
     size = distributed.save(tie, FOLDER / "parts.reef")
-    return {"size": size}
+    return {"size": size, "tensors": len(alive), "held at once": max(counts)}
 
 
 @job

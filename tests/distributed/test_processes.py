@@ -102,6 +102,7 @@ def test_copies_steer_alike_although_their_statistics_differ(told):
     ("name", "sentence"),
     [
         ("other_clusters", "num_clusters is 9 in process 1 and 5 in process 2"),
+        ("other_clusters_of_copies", "num_clusters is 9 in process 1 and 5 in process 2"),
         ("other_type", "the type of '0.weight' is torch.float32 in process 0 and torch.float64 in"),
         ("other_shape", "the shape of '0.weight' is (40, 40) in process 2 and (36, 40) in"),
         ("drifting", "weights after step 5 must be the same in all processes"),
@@ -138,7 +139,9 @@ def test_a_file_written_from_shards_has_the_bytes_of_one_written_whole(told, mon
     state = tie.finish()
     monkeypatch.setattr("reefknot.format.write.SOLID_ELEMENTS", 0)
     assert (folder / "parts.reef").read_bytes() == encode(state)
-    assert results["written_in_parts"][3]["size"] == len(encode(state))
+    for result in results["written_in_parts"]:
+        # One, and the next one while the variable that held the first is not yet overwritten.
+        assert result == {"size": len(encode(state)), "tensors": 6, "held at once": 2}
     assert reefknot.load(folder / "parts.reef").keys() == tie.model.state_dict().keys()
 
 

@@ -1,5 +1,7 @@
 """Lightning's Trainer, the real one, on a small residual network with BatchNorm."""
 
+import csv
+
 import pytest
 import torch
 from torch import nn
@@ -7,11 +9,11 @@ from torch.nn.functional import cross_entropy, relu
 from torch.utils.data import DataLoader, TensorDataset
 
 import reefknot
-from reefknot import TyingError
+from reefknot import ConfigError, TyingError
 
 pytest.importorskip("lightning")
-from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from reefknot.integrations.lightning import TyingCallback
@@ -67,6 +69,43 @@ class OfTwo(Residual):
         return torch.optim.SGD([*groups, {"params": self.stem.parameters()}], lr=0.01)
 
 
+class Words(LightningModule):
+    """Input and output embeddings are one tensor; the layer between them is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.middle = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 30, bias=False)
+        self.head.weight = self.embedding.weight
+        self.middle.requires_grad_(False)
+
+    def forward(self, words):
+        return self.head(torch.tanh(self.middle(self.embedding(words))))
+
+    def training_step(self, batch, number):
+        words = (batch[0][:, 0, 0, 0] * 10).long() % 30
+        return cross_entropy(self(words), (words + 1) % 30)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=1e-2)
+
+
+class Quiet(Residual):
+    """Logs nothing itself: the compiler cannot trace Lightning's `log` in `training_step`."""
+
+    def training_step(self, batch, number):
+        return cross_entropy(self(batch[0]), batch[1])
+
+
+class CompiledInside(Residual):
+    """A part of it is compiled, so that its state dict has other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.compile(self.blocks, backend="aot_eager")
+
+
 def loader():
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(64, 1, 6, 6, generator=random)
@@ -98,7 +137,12 @@ def test_a_budget_ends_in_a_file_that_loads_with_equal_outputs(tmp_path):
     with torch.no_grad():
         assert torch.equal(module.eval()(inputs), fresh.eval()(inputs))
     logged = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert {"reefknot/density", "reefknot/bytes", "reefknot/phase"} <= set(logged[0].split(","))
+    assert {
+        "reefknot/density",
+        "reefknot/kmeans_penalty",
+        "reefknot/bytes",
+        "reefknot/phase",
+    } <= set(logged[0].split(","))
     assert len(logged) > 4
 
 
@@ -129,6 +173,78 @@ def test_the_trainers_own_ways_stay_within_the_budget(tmp_path, network, more):
     _, trainer = fitted(tmp_path, callback, network, **more)
     assert callback.session.method.step == trainer.global_step
     assert path.stat().st_size <= 1_200
+
+
+@pytest.mark.parametrize(
+    "network",
+    [lambda: torch.compile(Quiet(), backend="aot_eager"), CompiledInside],
+    ids=["the module", "a part of it"],
+)
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at every tensor
+def test_a_compiled_module_ends_in_a_file_for_a_plain_one(tmp_path, network):
+    torch.compiler.reset()
+    path = tmp_path / "m.reef"
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=16, save_top_k=-1)
+    module, trainer = fitted(
+        tmp_path, TyingCallback(path, target_bytes=1_200), network, callbacks=[keep],
+        log_every_n_steps=1, max_epochs=4,
+    )  # fmt: skip
+    assert any("_orig_mod" in name for name in module.state_dict())  # it was compiled
+    logged = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+    rows = csv.DictReader(logged.splitlines())
+    phases = [float(row["reefknot/phase"]) for row in rows if row["reefknot/phase"]]
+    assert phases == sorted(phases) and set(phases) == {1, 2, 3, 5}
+    assert path.stat().st_size <= 1_200
+    fresh, found = Residual(), reefknot.load(path)
+    assert found.keys() == fresh.state_dict().keys()
+    fresh.load_state_dict(found)
+    inputs = torch.randn(4, 1, 6, 6)
+    with torch.no_grad():
+        assert torch.equal(trainer.lightning_module.eval()(inputs), fresh.eval()(inputs))
+    whole = path.read_bytes()
+    fitted(
+        tmp_path, TyingCallback(path, target_bytes=1_200), network,
+        resume=tmp_path / "step=16.ckpt", max_epochs=4,
+    )  # fmt: skip
+    assert path.read_bytes() == whole
+
+
+def test_tied_embeddings_are_stored_once_and_frozen_layers_stay(tmp_path):
+    path = tmp_path / "m.reef"
+    seed_everything(5, verbose=False)
+    before = Words().middle.weight
+    module, _ = fitted(tmp_path, TyingCallback(path, target_bytes=1_800), Words)
+    found = reefknot.load(path)
+    assert path.stat().st_size <= 1_800
+    assert found["head.weight"].data_ptr() == found["embedding.weight"].data_ptr()
+    assert torch.equal(found["middle.weight"], before)
+    fresh = Words()
+    fresh.load_state_dict(found)
+    words = torch.arange(30)
+    with torch.no_grad():
+        assert torch.equal(module(words), fresh(words))
+
+
+def test_a_fit_that_was_stopped_goes_on_with_the_same_callback(tmp_path):
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 18:
+                raise RuntimeError("stop")
+
+    path, stopped = tmp_path / "m.reef", tmp_path / "stopped.reef"
+    fitted(tmp_path, TyingCallback(path, target_bytes=1_200), max_epochs=3)
+    callback = TyingCallback(stopped, target_bytes=1_200)
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=16, save_top_k=-1)
+    with pytest.raises(RuntimeError, match="stop"):
+        fitted(tmp_path, callback, callbacks=[keep, Stop()], max_epochs=3)
+    fitted(tmp_path, callback, resume=tmp_path / "step=16.ckpt", max_epochs=3)
+    assert stopped.read_bytes() == path.read_bytes()
+
+
+def test_a_callback_that_averages_weights_is_refused(tmp_path):
+    callback = TyingCallback(tmp_path / "m.reef", target_bytes=1_200)
+    with pytest.raises(ConfigError, match="EMAWeightAveraging would put averages"):
+        fitted(tmp_path, callback, callbacks=[EMAWeightAveraging()])
 
 
 def test_a_training_without_an_end_is_refused(tmp_path):

@@ -1,5 +1,9 @@
 """Hugging Face's Trainer, the real one, on a model of two layers made from a configuration."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from reefknot.integrations.transformers import FILE, TyingCallback  # noqa: E402
 
 LENGTH, EXAMPLES = 8, 64
+LOGGED = {"reefknot/density", "reefknot/kmeans_penalty", "reefknot/bytes", "reefknot/phase"}
 
 
 def make_model(seed=0, **more):
@@ -65,7 +70,7 @@ def test_a_budget_ends_in_a_file_that_loads_with_equal_outputs(tmp_path):
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(logged) == 4
     for entry in logged:
-        assert {"reefknot/density", "reefknot/bytes", "reefknot/phase"} <= entry.keys()
+        assert entry.keys() >= LOGGED
     assert logged[-1]["reefknot/bytes"] <= 9_000
 
 
@@ -101,8 +106,30 @@ def test_a_resumed_training_gives_the_same_file(tmp_path):
     (tmp_path / "m.reef").unlink()
     assert trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-15")) == whole
     (tmp_path / "checkpoint-15" / FILE).unlink()
-    with pytest.raises(FormatError, match="not found, so tying cannot go on after step 15"):
+    with pytest.raises(FormatError, match="not found, so tying cannot resume after step 15"):
         trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
+
+
+def test_a_trainer_that_was_stopped_goes_on_with_the_same_callback(tmp_path):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **parts):
+            if state.global_step == 17:
+                raise KeyboardInterrupt
+
+    def made(folder):
+        args = arguments(folder, save_strategy="steps", save_steps=15, max_steps=20)
+        callback = TyingCallback(folder / "m.reef", target_bytes=9_000)
+        return Trainer(make_model(), args, train_dataset=Parity(), callbacks=[callback])
+
+    made(tmp_path / "whole").train()
+    trainer = made(tmp_path / "stopped")
+    trainer.add_callback(Stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(Stop)
+    trainer.train(resume_from_checkpoint=True)  # the same optimizer, too
+    whole, stopped = (tmp_path / name / "m.reef" for name in ("whole", "stopped"))
+    assert stopped.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -117,9 +144,38 @@ def test_a_resumed_training_gives_the_same_file(tmp_path):
 def test_the_trainers_own_ways_stay_within_the_budget(tmp_path, more):
     callback = TyingCallback(tmp_path / "m.reef", target_bytes=9_000)
     args = arguments(tmp_path, **({"max_steps": 20} | more))
-    Trainer(make_model(), args, train_dataset=Parity(), callbacks=[callback]).train()
+    trainer = Trainer(make_model(), args, train_dataset=Parity(), callbacks=[callback])
+    trainer.train()
+    assert len(trainer.optimizer.param_groups) == 2  # with weight decay and without
     assert callback.session.method.step == 20
     assert (tmp_path / "m.reef").stat().st_size <= 9_000
+
+
+def test_a_compiled_model_ends_in_a_file_for_a_plain_one(tmp_path):
+    callback = TyingCallback(tmp_path / "m.reef", target_bytes=9_000)
+    args = arguments(
+        tmp_path, torch_compile=True, torch_compile_backend="aot_eager", max_steps=16,
+        logging_steps=1, save_strategy="steps", save_steps=8,
+    )  # fmt: skip
+    trainer = Trainer(make_model(), args, train_dataset=Parity(), callbacks=[callback])
+    trainer.train()
+    assert hasattr(trainer.model_wrapped, "_orig_mod")  # it was compiled
+    phases = [e["reefknot/phase"] for e in trainer.state.log_history if "loss" in e]
+    assert phases == sorted(phases) and set(phases) == {1, 2, 3, 5}
+    assert (tmp_path / "m.reef").stat().st_size <= 9_000
+    fresh = make_model(seed=9)
+    found = reefknot.load(tmp_path / "m.reef")
+    assert found.keys() == fresh.state_dict().keys()
+    fresh.load_state_dict(found)
+    inputs = torch.stack([row["input_ids"] for row in Parity().rows[:4]])
+    with torch.no_grad():
+        expected, found = (m.eval()(inputs).logits for m in (trainer.model, fresh))
+    assert torch.equal(expected, found)
+    whole = (tmp_path / "m.reef").read_bytes()
+    callback = TyingCallback(tmp_path / "m.reef", target_bytes=9_000)
+    trainer = Trainer(make_model(), args, train_dataset=Parity(), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert (tmp_path / "m.reef").read_bytes() == whole
 
 
 def test_frozen_layers_stay_as_they_are(tmp_path):
@@ -151,10 +207,23 @@ def test_tied_embeddings_are_stored_once(tmp_path):
     assert torch.equal(fresh.lm_head.weight, model.lm_head.weight)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_two_processes_end_with_the_same_network(tmp_path):
+    script = Path(__file__).with_name("two_processes.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.reef").stat().st_size <= 1_000
+
+
 def test_what_cannot_be_is_said_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match="unknown method 'sparse'"):
         TyingCallback(tmp_path / "m.reef", method="sparse")
-    with pytest.raises(ConfigError, match="harden_after is a share"):
+    with pytest.raises(ConfigError, match="harden_after is a fraction"):
         TyingCallback(tmp_path / "m.reef", harden_after=80)
     args = arguments(
         tmp_path, load_best_model_at_end=True, eval_strategy="steps", save_strategy="steps",

@@ -26,7 +26,7 @@ def weights(shape, seed=0):
     return (np.random.default_rng(seed).standard_t(5, shape) * 0.02).astype("<f4")
 
 
-def quantised(values, run, largest, kind="<f4"):
+def quantized(values, run, largest, kind="<f4"):
     """As tools do it: the largest magnitude of a run becomes the largest integer."""
     rows = values.reshape(-1, run)
     scales = (np.abs(rows).max(1, keepdims=True) / largest).astype(kind).astype("<f4")
@@ -102,8 +102,8 @@ def test_scales_of_a_codebook_without_integers_are_refused():
     [(128, 127, "<f4"), (32, 127, "<f2"), (32, 7, "<f2"), (64, 7, "<f4"), (16, 1, "<f4")],
 )
 @pytest.mark.parametrize("tag", ["F32", "F16", "BF16"])
-def test_what_tools_quantise_is_found(run, largest, kind, tag):
-    values = rounded(quantised(weights((40, 128)), run, largest, kind).astype("f8"), DTYPES[tag])
+def test_what_tools_quantize_is_found(run, largest, kind, tag):
+    values = rounded(quantized(weights((40, 128)), run, largest, kind).astype("f8"), DTYPES[tag])
     low = find(values, DTYPES[tag])
     assert low is not None
     assert bits(elements(low)) == bits(values)
@@ -115,7 +115,7 @@ def test_what_tools_quantise_is_found(run, largest, kind, tag):
 
 
 def test_scales_for_channels_of_any_axis_are_found():
-    rows = quantised(weights((24, 60)), 60, 127)
+    rows = quantized(weights((24, 60)), 60, 127)
     assert find(rows, F32).layout == (60, 24)
     assert find(rows.T, F32).layout == (1, 24)
     assert find(rows.reshape(24, 5, 4, 3), F32).layout == (60, 24)
@@ -134,7 +134,7 @@ def test_zero_points_that_are_integers_only_shift_the_integers():
 
 
 def test_minus_zero_is_a_sign_of_the_scale_or_an_integer_of_its_own():
-    values = quantised(weights((8, 64)), 64, 7) + np.float32(0)
+    values = quantized(weights((8, 64)), 64, 7) + np.float32(0)
     negative = values * np.float32(-1)
     low = find(negative, F32)
     assert (low.scales.values < 0).all()
@@ -147,7 +147,7 @@ def test_minus_zero_is_a_sign_of_the_scale_or_an_integer_of_its_own():
 
 
 def test_groups_of_zeros_and_large_and_tiny_scales():
-    values = quantised(weights((6, 32)), 32, 127)
+    values = quantized(weights((6, 32)), 32, 127)
     values[1] = 0
     values[2] *= np.float32(2.0**100)
     values[3] = (values[3] / np.abs(values[3]).max() * 127).round() * np.float32(1e-43)
@@ -160,7 +160,7 @@ def test_groups_of_zeros_and_large_and_tiny_scales():
 @pytest.mark.parametrize("tag", ["F32", "BF16"])
 @pytest.mark.parametrize("run", [16, 32, 96, 960])
 def test_groups_of_any_length_are_found_a_part_at_a_time(monkeypatch, tag, run):
-    values = rounded(quantised(weights((10, 96)), run, 3).astype("f8"), DTYPES[tag])
+    values = rounded(quantized(weights((10, 96)), run, 3).astype("f8"), DTYPES[tag])
     whole = find(values, DTYPES[tag])
     monkeypatch.setattr("reefknot.packing.low_bit.CHUNK", 64)
     parts = find(values, DTYPES[tag])
@@ -173,13 +173,13 @@ def test_groups_of_any_length_are_found_a_part_at_a_time(monkeypatch, tag, run):
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 1.2345e-5])
 def test_one_element_that_does_not_fit_is_enough(odd):
-    values = quantised(weights((8, 256)), 256, 7)
+    values = quantized(weights((8, 256)), 256, 7)
     values[5, 77] = odd
     assert find(values, F32) is None
 
 
 @pytest.mark.parametrize("tag", ["F32", "F16", "BF16"])
-def test_weights_that_nobody_quantised_have_none(tag):
+def test_weights_that_nobody_quantized_have_none(tag):
     assert find(rounded(weights((64, 256)).astype("f8"), DTYPES[tag]), DTYPES[tag]) is None
 
 
@@ -232,7 +232,7 @@ def test_a_file_has_version_2_only_for_scales_that_pay():
     state, done = lossless(a=few, b=weights((64, 64)))
     assert encode(state)[3] == 1
     assert done == ["tied, nothing changed", "kept exactly"]
-    eight = quantised(weights((64, 512)), 32, 127, "<f2")
+    eight = quantized(weights((64, 512)), 32, 127, "<f2")
     state, done = lossless(a=few, b=weights((64, 64)), c=eight)
     assert done[2] == "integers and 1,024 scales, nothing changed"
     data = encode(state)
@@ -250,13 +250,13 @@ def test_one_scale_for_a_tensor_is_a_codebook_of_version_1():
 
 
 def test_tensors_with_the_same_integers_share_a_codebook():
-    state, _ = lossless(**{f"w{n}": quantised(weights((64, 512), n), 32, 7) for n in range(3)})
+    state, _ = lossless(**{f"w{n}": quantized(weights((64, 512), n), 32, 7) for n in range(3)})
     assert len(state.codebooks) == 1
     assert {tensor.codebook for tensor in state.tensors} == {0}
 
 
 def test_cluster_keeps_what_it_is_told_to_keep():
-    eight = quantised(weights((64, 512)), 32, 127)
+    eight = quantized(weights((64, 512)), 32, 127)
     state = cluster({"a": eight, "b": eight.copy()}, keep=["b"])
     assert [type(tensor).__name__ for tensor in state.tensors] == ["TiedTensor", "KeptTensor"]
     assert all(bits(values) == bits(eight) for _, _, values in state.arrays())

@@ -1,4 +1,4 @@
-"""One budget for a whole checkpoint: the quantiser, its allocation, the size of the file."""
+"""One budget for a whole checkpoint: the quantizer, its allocation, the size of the file."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from reefknot.packing.budget import Budget, BudgetPlan, share_of
 from reefknot.packing.changes import from_numbers, network_error, to_numbers
 from reefknot.packing.clustering import Settings
 from reefknot.packing.pack import pack
-from reefknot.packing.quantiser import Histogram, Quantiser, quantise
+from reefknot.packing.quantizer import Histogram, Quantizer, quantize
 
 RNG = np.random.default_rng(0)
 GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
@@ -33,10 +33,10 @@ def checkpoint(tmp_path):
 
 @pytest.mark.parametrize("step", [0.1, 0.5, 1.0, 1.5])
 def test_a_gaussian_is_as_near_to_its_limit_as_theory_says(step):
-    # Entropy-coded uniform quantisation is at most 1.53 dB (0.254 bits) from rate-distortion.
+    # Entropy-coded uniform quantization is at most 1.53 dB (0.254 bits) from rate-distortion.
     histogram = Histogram.of(GAUSS, F32)
-    expected = Quantiser.of(histogram, step)
-    _book, indices, loss = quantise(GAUSS, F32, histogram, step)
+    expected = Quantizer.of(histogram, step)
+    _book, indices, loss = quantize(GAUSS, F32, histogram, step)
     error = loss.change("w", "").relative_error
     counts = np.bincount(indices.ravel())
     share = counts[counts > 0] / counts.sum()
@@ -48,7 +48,7 @@ def test_a_gaussian_is_as_near_to_its_limit_as_theory_says(step):
 
 
 def test_values_are_the_means_of_their_bins_and_zero_is_zero():
-    book, indices, _ = quantise(GAUSS, F32, Histogram.of(GAUSS, F32), 1.0)
+    book, indices, _ = quantize(GAUSS, F32, Histogram.of(GAUSS, F32), 1.0)
     for k, value in enumerate(book.values.tolist()):
         mean = float(GAUSS[indices == k].astype(np.float64).mean())
         assert value == (0.0 if value == 0 else pytest.approx(mean, rel=0.02))
@@ -140,7 +140,7 @@ def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(nu
     stored = from_numbers(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
     values = to_numbers(stored, dtype)
     histogram = Histogram.of(stored, dtype)
-    book, indices, _ = quantise(stored, dtype, histogram, step)
+    book, indices, _ = quantize(stored, dtype, histogram, step)
     back = to_numbers(book.values, dtype)[indices]
     assert np.all(back[values == 0] == 0)
     assert np.isfinite(back).all()
@@ -164,3 +164,16 @@ def test_errors_of_tensors_follow_their_shares():
     assert network_error(changes) == pytest.approx(0.1, rel=0.03)
     ratio = (changes[0].relative_error / changes[1].relative_error) ** 2
     assert ratio == pytest.approx(16**0.75, rel=0.1)
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 4.0])
+def test_values_far_beyond_the_others_keep_their_size(step):
+    values = np.random.default_rng(1).normal(size=(200, 200)).astype("<f4")
+    values[0, :3] = 150, 300, -200  # rms² is 1 + (150² + 300² + 200²) / 40,000, about 2.2²
+    histogram = Histogram.of(values, F32)
+    assert 2.1 < histogram.rms < 2.3  # so that all three are beyond 64 rms
+    expected = Quantizer.of(histogram, step)
+    book, indices, loss = quantize(values, F32, histogram, step)
+    assert book.values[indices[0, :3]] == pytest.approx([150, 300, -200], rel=0.01)
+    error = loss.change("w", "").relative_error
+    assert error**2 == pytest.approx(expected.error, rel=0.02)

@@ -12,7 +12,7 @@ import reefknot
 from reefknot.errors import ConfigError, UserCodeError
 from reefknot.packing.calibration import Moments, Network, patches, sampled
 from reefknot.packing.clustering import Settings
-from reefknot.packing.feedback import feedback, making_up
+from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.inputs import natural, random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.norms import Statistics, make_canonical, renew
@@ -173,10 +173,10 @@ def test_a_layer_undoes_errors_in_front_of_it():
     moments = Moments(1, 8)
     moments.add(y, x)
     moments.finish()
-    aims = making_up(weights, moments.second, moments.cross)
+    aims = compensating(weights, moments.second, moments.cross)
     # Twice as large would undo all of it; the ridge leaves 1 / (1 + 0.2) of the way there.
     assert torch.allclose(aims, weights * (1 + 1 / 1.2), rtol=0.1, atol=0.05)
-    same = making_up(weights, moments.second, moments.second)
+    same = compensating(weights, moments.second, moments.second)
     assert torch.allclose(same, weights)
 
 
@@ -319,7 +319,7 @@ def test_the_price_is_the_same_for_all_layers_and_small_tensors_stay():
     ("options", "sentence"),
     [
         ({"inputs": []}, "no batch"),
-        ({"inputs": {"x": 1}}, "put a single one in a list"),
+        ({"inputs": {"x": 1}}, "put a single batch in a list"),
         ({"for_inference": True}, "needs a budget"),
         ({"size": 10, "bits": 2.0}, "one of size"),
         ({"keep": ["nothing*"]}, "matches no tensor"),
@@ -343,3 +343,36 @@ def test_a_state_dict_has_no_inputs(tmp_path):
     model, batches = images_net()
     with pytest.raises(ConfigError, match="need the model"):
         reefknot.pack(model.state_dict(), tmp_path / "m.reef", bits=2, inputs=batches)
+
+
+class Steps(nn.Module):
+    """A recurrent cell that begins with a state of zeros, as most do."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(16, 16)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0]
+
+
+def test_weights_of_a_recurrent_cell_meet_the_states_of_all_steps():
+    torch.manual_seed(0)
+    model, batch = Steps().eval(), torch.randn(64, 6, 16, generator=seeded())
+    network = Network(model, [(batch,)])
+    sites = network.sites()
+    site = next(site for site in sites if site.name == "cell.weight_hh")
+    (inputs,) = network.inputs(site, sites, 10_000)
+    assert len(inputs) == 64 * 6
+    assert (inputs.flatten(1) != 0).any(1).sum() == 64 * 5  # all but the first
+
+
+def test_a_weight_that_meets_only_zeros_is_packed_by_its_own_values():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).eval()
+    packer = Packer(model, [(torch.zeros(64, 32),)], Settings(min_size=100), 0.05)
+    _, changes = packer.at(1e-4)
+    assert changes["0.weight"].bits < 5

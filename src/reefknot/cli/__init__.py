@@ -49,7 +49,7 @@ def main() -> None:
 
 
 @main.command(name="demo")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of its own [reefknot-demo].")
+@click.option("--out", type=click.Path(path_type=Path), help="Output folder [reefknot-demo].")
 @click.option("--seed", default=0, show_default=True, help="Seed of initialisation and batches.")
 def show_demo(out: Path | None, seed: int) -> None:
     """Train, tie, pack and check a small network on embedded data, in under a minute."""
@@ -67,7 +67,7 @@ def show_demo(out: Path | None, seed: int) -> None:
 @click.option("--baseline", is_flag=True, help="Also train without compression, to compare with.")
 @click.option(
     "--max-error-increase", type=click.FloatRange(min=0), metavar="POINTS",
-    help="Find the smallest file whose validation error is at most so much above the dense one.",
+    help="Find the smallest file whose validation error is at most this much above the dense one.",
 )  # fmt: skip
 @click.option(
     "--reference-error", type=click.FloatRange(0, 100), metavar="PERCENT",
@@ -88,11 +88,11 @@ def run(
     """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
     click.get_current_context().meta[_DEBUG] = debug
     if resume and force:
-        raise click.UsageError("--resume continues, --force starts over: choose one of them.")
+        raise click.UsageError("--resume continues a run, --force starts over: choose one of them.")
     if max_error_increase is None and reference_error is not None:
         raise click.UsageError("--reference-error goes with --max-error-increase.")
     if max_error_increase is not None and baseline:
-        raise click.UsageError("--max-error-increase has a reference of its own, no --baseline.")
+        raise click.UsageError("--max-error-increase has a reference of its own; omit --baseline.")
     from rich.console import Console
 
     from reefknot.cli.progress import ProgressBar
@@ -135,7 +135,7 @@ def run(
                 type=click.Path(path_type=Path))  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path), default="comparison.html", show_default=True,
-    help="The page about several runs.",
+    help="The page that compares several runs.",
 )  # fmt: skip
 def report(folders: tuple[Path, ...], out: Path) -> None:
     """Write the offline HTML report of a run folder again, or one that compares several."""
@@ -154,7 +154,7 @@ def report(folders: tuple[Path, ...], out: Path) -> None:
         click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")
     else:
         runs = [compared(folder, str(folder)) for folder in folders]
-        lead = "Errors are of validation data, and comparable only where that is the same."
+        lead = "Errors are on validation data, and comparable only between runs with the same data."
         click.echo(f"wrote {write_comparison(out, f'{len(runs)} runs', lead, runs)}")
 
 
@@ -176,7 +176,7 @@ def methods() -> None:
             title = setting.name
             if setting.default is MISSING:
                 title += " (needed)"
-            elif setting.default is not None:  # the sentence says what None means
+            elif setting.default is not None:  # the description says what None means
                 title += f" = {setting.default!r}"
             line = f"{title}: {setting.metadata['doc']}"
             click.echo(click.wrap_text(line, width, 4 * " ", 8 * " "))

@@ -42,7 +42,7 @@ def network(name: str, shape: tuple[int, ...] | None) -> "tuple[nn.Module, Tenso
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """The shape that is written as 1x28x28.
+    """A shape from text such as 1x28x28.
 
     >>> shape_of("1x28x28")
     (1, 28, 28)
@@ -61,11 +61,13 @@ def shape_of(text: str) -> tuple[int, ...]:
 )
 @click.option(
     "--input", "inputs", multiple=True, metavar="u8|SHAPE",
-    help="u8: bytes instead of floats; a shape such as 1x28x28, for your own network.",
+    help="u8: bytes instead of floats. A shape such as 1x28x28: the input of your own network.",
 )  # fmt: skip
 @click.option("--mean", type=float, help="Mean of the bytes your own network was trained on.")
 @click.option("--std", type=float, help="Standard deviation of these bytes.")
-@click.option("--report", is_flag=True, help="Compile it for the chips whose compilers are here.")
+@click.option(
+    "--report", is_flag=True, help="Measure it on the chips whose compilers are installed."
+)
 def c(
     source: Path, name: str, out: Path, inputs: tuple[str, ...], mean: float | None,
     std: float | None, report: bool,

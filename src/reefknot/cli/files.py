@@ -31,7 +31,7 @@ _MAX_BYTES = click.option(
 @click.argument("source", type=_EXISTING)
 @click.argument("target", type=_EXISTING)
 @click.option("--size", metavar="BYTES", help="Size of the whole file, such as 900KB or 12MB.")
-@click.option("--bits", type=float, help="The same as bits a weight, everything counted.")
+@click.option("--bits", type=float, help="Size in bits per weight, everything counted.")
 @click.option("--error", type=float, help="Relative error of the weights; of outputs with inputs.")
 @click.option("--model", "model_name", metavar="MODULE:FUNCTION", help="Makes the model of SOURCE.")
 @click.option(
@@ -141,9 +141,9 @@ def _show_packed(
         }))  # fmt: skip
     elif nothing_changed:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
-        count = f"{len(packed.changes):,} tensors, {tied:,} of them of few values"
+        count = f"{len(packed.changes):,} tensors, {tied:,} of them with few values"
         scaled = sum(change.done.startswith("integers") for change in packed.changes)
-        count += f", {scaled:,} of integers and scales (version 2)" if scaled else ""
+        count += f", {scaled:,} as integers and scales (version 2)" if scaled else ""
         click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
     else:
         _print(_changes(packed))
@@ -178,7 +178,7 @@ def _pack_model(
         if name is not None:
             given[key] = resolve(name, {}, "function of inputs")()
     if len(given) > 1:
-        raise ConfigError("name --inputs or --example, not both")
+        raise ConfigError("give --inputs or --example, not both")
     return pack_model(model, target, **given, **options)
 
 
@@ -205,7 +205,7 @@ def _changes(packed: Any) -> Any:
     from rich.text import Text
 
     budget = any(change.bits is not None for change in packed.changes)
-    titles = ["bits a weight"] * budget + ["relative L2 error", "largest error"]
+    titles = ["bits per weight"] * budget + ["relative L2 error", "largest error"]
     table = _table("tensor", "what was done", *titles, text=2)
     for change in packed.changes:
         errors = [f"{e:.3g}" for e in (change.relative_error, change.largest_error)]
@@ -236,7 +236,9 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 @click.command()
 @click.argument("file", type=_EXISTING)
 @_MAX_BYTES
-@click.option("--model", "name", metavar="NAME", help="Its network: shows what `shrink` would do.")
+@click.option(
+    "--model", "name", metavar="NAME", help="Its network: also show what `shrink` would remove."
+)
 @click.option("--input", "shape", metavar="SHAPE", help="What your own network takes: 1x28x28.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect(
@@ -273,7 +275,7 @@ def inspect(
         ("zero-order entropy", found.entropy_bytes),
         ("fixed width, equation 2", found.fixed_bytes),
         ("CSR and Huffman, as the paper counts", found.paper_bytes),
-        ("the same, strictly", found.strict_bytes),
+        ("the same, raw row pointers and biases", found.strict_bytes),
     ]  # fmt: skip
     for label, size in rows:
         if size is None:
@@ -306,8 +308,8 @@ def verify(file: Path, against: Path | None, max_bytes: int | None, as_json: boo
         click.echo(json.dumps(found.to_json()))
         return
     what = f"{found.num_tensors} tensors, {found.num_weights:,} weights decoded"
-    click.echo(f"{plain(file)}: whole, {what}")
+    click.echo(f"{plain(file)}: intact, {what}")
     if against is not None:
         zeros = found.negative_zeros
-        note = f" ({zeros:,} times -0.0 there is +0.0 here, which counts as equal)" if zeros else ""
+        note = f" ({zeros:,} times -0.0 there and +0.0 here, which count as equal)" if zeros else ""
         click.echo(f"every value equals {plain(against)}{note}")

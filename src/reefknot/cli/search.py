@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an entry.")
 @click.option(
     "--trials", default=20, show_default=True, type=click.IntRange(min=1),
-    help="How many trials there shall be in all, with those of earlier and other commands.",
+    help="Number of trials in all, those of earlier and other commands included.",
 )  # fmt: skip
 @click.option(
     "--jobs", default=1, show_default=True, type=click.IntRange(1, 1_024),
@@ -39,8 +39,8 @@ def search(
 ) -> None:
     """Search error against bytes; ends with the Pareto front and its files.
 
-    What is searched stands in the table [search] of CONFIG.toml; without one, sizes from a fourth
-    to four times settings.target_bytes. The same command goes on with a search that was stopped.
+    The table [search] of CONFIG.toml says what is searched; without one, sizes from a fourth to
+    four times settings.target_bytes. The same command continues a search that was stopped.
     """
     from reefknot.runs.config import read_config
     from reefknot.searching.search import search as search_config
@@ -52,7 +52,7 @@ def search(
     )
     _show_front(found.front)
     if found.running:
-        click.echo(f"trials that other commands still run: {found.running}; no test error yet")
+        click.echo(f"trials still running in other commands: {found.running}; no test error yet")
     click.echo(f"wrote {folder / 'front'}, {folder / 'front.json'}, {folder / 'report.html'}")
 
 
@@ -90,7 +90,7 @@ def _show_front(front: "list[Found]") -> None:
 def show_try(one: "Try") -> None:
     """One line about a size that was tried."""
     if one.file_bytes is None or one.val_error is None:
-        came = f"cannot be had: {one.reason}"
+        came = f"cannot be met: {one.reason}"
     else:
         came = f"{one.file_bytes:,} bytes, validation error {one.val_error:.2f} %: "
         came += "kept" if one.keeps else "too much"

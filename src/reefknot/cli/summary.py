@@ -19,7 +19,7 @@ _ROWS = (
     (".reef bytes", "file_bytes", "{:,}"),
     ("rate, the file", "rate_file", "{:.1f}x"),
     ("rate, the paper's accounting", "rate_paper", "{:.1f}x"),
-    ("rate, the same counted strictly", "rate_strict", "{:.1f}x"),
+    ("rate, the same with raw row pointers", "rate_strict", "{:.1f}x"),
     ("seconds", "seconds", "{:.0f}"),
 )
 
@@ -44,7 +44,7 @@ def record_table(record: dict[str, Any]) -> Table:
 
 
 def unknown_loss(record: dict[str, Any]) -> bool:
-    """Whether something was tied, and nothing is known to compare it with."""
+    """Whether something was tied, and there is no dense network to compare it with."""
     return bool(record.get("num_clusters")) and not _lost(record)
 
 

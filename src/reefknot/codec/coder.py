@@ -105,17 +105,17 @@ class Coder:
             self.buffer = np.concatenate([self.buffer, np.zeros(len(self.buffer) + room, np.uint8)])
 
     def allow(self, budget: int) -> None:
-        """Limit how many elements a reader decodes at length: see docs/format.md, "Limits"."""
+        """Limit how many costly elements a reader decodes: see docs/format.md, "Limits"."""
         self.state[k.BUDGET] = budget
 
     def spend(self, number: int) -> None:
-        """Count elements that take a while to code."""
+        """Count costly elements: those that are not the pivot, and predicted bytes."""
         self.state[k.BUDGET] -= number
         self.check()
 
     @property
     def costly(self) -> int:
-        """How many elements a writer has coded at length."""
+        """How many costly elements a writer has coded."""
         return UNLIMITED - int(self.state[k.BUDGET])
 
     def check(self) -> None:
@@ -133,30 +133,30 @@ class Coder:
             )
 
     def mark(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where a writer stands, to come back to with `back`; numbers and names must not follow."""
+        """The state of a writer, for `back`; no numbers or names may be written in between."""
         return self.state.copy(), self.buffer[: self.state[k.POSITION]].copy(), self._flags.copy()
 
     def back(self, mark: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-        """Forget everything that was written since the mark."""
+        """Undo everything that was written since the mark."""
         self.state[:] = mark[0]
         self.buffer[: len(mark[1])] = mark[1]
         self._flags[: len(mark[2])] = mark[2]
         self._flags[len(mark[2]) :] = 0
 
     def spent(self) -> int:
-        """What has been coded so far, in 1/8 bit: fine enough to choose between encodings."""
+        """The length of the stream so far in 1/8 bit, fine enough to choose between encodings."""
         return spent_eighths(self.state)
 
     @property
     def spent_on_values(self) -> int:
-        """What a reader has spent on which value elements have that are not the pivot, in 1/8 bit.
+        """What a reader has spent on the values of elements that are not the pivot, in 1/8 bit.
 
-        The rest of what a tied tensor takes tells where these elements are.
+        The rest of a tied tensor's cost is for their positions.
         """
         return int(self.state[k.ON_VALUES]) // 32
 
     def finish(self) -> bytes:
-        """The bytes: as few as decode the same when followed by zeros."""
+        """The stream: the fewest bytes that decode to the same, since zeros follow the end."""
         self.check()
         low = int(self.state[k.LOW])
         high = low + int(self.state[k.RANGE]) - 1
@@ -177,7 +177,7 @@ class Coder:
         return bytes(head) + tail.to_bytes(k.LOOKAHEAD, "big")[:kept]
 
     def close(self) -> None:
-        """Make sure that a reader has used its stream up, and no more."""
+        """Check that a reader has used exactly its stream."""
         self.check()
         used = int(self.state[k.POSITION])
         if not used - k.LOOKAHEAD <= self.size <= used:
@@ -205,7 +205,7 @@ class Coder:
         return values
 
     def flag(self, value: bool | int, kind: str, context: int = 0, base: int = HALF) -> bool:
-        """A bit, with a context; `base` is its expected chance in 1/65536."""
+        """A bit, with a context; `base` is the expected probability of a 1, in 1/65536."""
         if self.writing:
             self.grow(256)
         slot = self._flag_slots.get((kind, context))
@@ -261,7 +261,7 @@ class Coder:
         self.grow(16 * len(raw) + 256)
         if len(self._area) != 5 + limit + 1:
             self._area = np.zeros(5 + limit + 1, np.uint8)
-        area = self._area  # what the last name has left in it is written over, or ended by a zero
+        area = self._area  # what the last name left in it is overwritten, or follows the zero
         area[5 + len(raw)] = 0
         area[:5] = model.history
         area[5 : 5 + len(raw)] = np.frombuffer(raw, np.uint8)

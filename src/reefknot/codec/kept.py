@@ -1,4 +1,4 @@
-"""Kept tensors: elements as they are, coded byte by byte, the most telling byte first.
+"""Kept tensors: elements as they are, coded byte by byte, the most significant byte first.
 
 Takes     an array of bytes, one row per element.
 Gives     the same array. Bytes that cannot be predicted (most of a mantissa) are stored plainly.
@@ -13,13 +13,13 @@ from reefknot.codec.coder import Coder
 from reefknot.codec.kernels import planes as k
 from reefknot.dtypes import DType
 
-CHUNK = 1 << 20  # elements that are turned at a time, to bound memory
-SAMPLE = 16_384  # elements that the number of predicted bytes is chosen on
+CHUNK = 1 << 20  # elements that are converted at a time, to bound memory
+SAMPLE = 16_384  # elements on which the number of predicted bytes is chosen
 
 
 @dataclass
 class PlaneModel:
-    """What the bytes of one element type have taught so far in a stream."""
+    """The model of the bytes of one element type, with what it has learned so far in a stream."""
 
     table: np.ndarray = field(default_factory=lambda: np.zeros(k.PLANE_SLOTS, np.uint32))
     weights: np.ndarray = field(
@@ -32,7 +32,7 @@ class PlaneModel:
 
 
 def to_planes(data: np.ndarray, dtype: DType) -> np.ndarray:
-    """Elements as rows of bytes, high byte first; floats turned to have the exponent there."""
+    """Elements as rows of bytes, high byte first; floats rotated so that the exponent fills it."""
     size = unit_bytes(dtype)
     bits = np.ascontiguousarray(data).reshape(-1).view(f"<u{size}")
     planes = np.empty((len(bits), size), np.uint8)
@@ -45,7 +45,7 @@ def to_planes(data: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def from_planes(planes: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `to_planes`, in the same memory, which cannot be written to any more."""
+    """The inverse of `to_planes`, in the same memory, which becomes read-only."""
     size = unit_bytes(dtype)
     bits = planes.reshape(-1).view(f"<u{size}")
     for at in range(0, len(bits), CHUNK):
@@ -53,7 +53,7 @@ def from_planes(planes: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.
         if dtype.is_float and size > 1:
             part = (part >> 1) | (part << (8 * size - 1))
         bits[at : at + CHUNK] = part
-    if dtype.tag == "BOOL":  # any other byte than 0 and 1 is no bool
+    if dtype.tag == "BOOL":  # only the bytes 0 and 1 are booleans
         bits &= 1
     planes.flags.writeable = False
     return planes.reshape(-1).view(dtype.storage).reshape(shape)

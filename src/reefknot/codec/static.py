@@ -39,7 +39,7 @@ def write_symbols(coder: Coder, symbols: np.ndarray, size: int) -> bytes:
 def read_symbols(
     coder: Coder, take: Callable[[int], bytes], symbols: np.ndarray, size: int
 ) -> None:
-    """Fill a row with symbols below `size`, whose bytes `take` gives, some at a time."""
+    """Fill a row with symbols below `size`; `take(n)` gives the next n bytes of them."""
     precision = _precision(size)
     total = 1 << precision
     frequency = coder.numbers(np.zeros(size, np.int64), "frequency")
@@ -85,7 +85,7 @@ def normalised(counts: np.ndarray, precision: int) -> np.ndarray:
     missing = total - int(result.sum())
     order = np.lexsort((np.arange(len(counts)), -counts.astype(np.int64)))
     while missing:
-        for symbol in order:  # the frequent ones give, or take, what rounding left
+        for symbol in order:  # the most frequent symbols absorb what rounding left
             if not missing:
                 break
             step = max(missing, -(int(result[symbol]) // 2)) if missing < 0 else missing

@@ -1,6 +1,6 @@
 """Tied tensors: indices into a codebook, coded by the adaptive model (`tight`).
 
-Takes     a matrix of indices, and what the tensors before it have taught the model.
+Takes     a matrix of indices, and what the model has learned from the tensors before it.
 Gives     the same matrix; a writer also picks scan order and grid, by trying them all.
 Unaware   of files and codebook values.
 """
@@ -17,10 +17,10 @@ from reefknot.codec.kernels import tied_model as k
 from reefknot.codec.kernels.tied import code_tied
 from reefknot.errors import FormatError
 
-NO_GRID, KERNEL, IMAGE, IMAGE_RGB, UNITS = range(5)  # how the columns of a matrix lie in space
+NO_GRID, KERNEL, IMAGE, IMAGE_RGB, UNITS = range(5)  # how the columns are laid out in space
 
 
-MAX_UNITS = 1 << 20  # a layer with more outputs tells the next one nothing
+MAX_UNITS = 1 << 20  # the activity of a layer with more outputs is not used for the next one
 
 
 class Plan(NamedTuple):
@@ -78,7 +78,7 @@ def code_tensor(
     coder: Coder, shape: tuple[int, ...], indices: np.ndarray | None, *,
     pivot: int, size: int, codebook: int, memory: Memory,
 ) -> np.ndarray:  # fmt: skip
-    """Code a tensor of indices below `size`, which a writer gives and a reader gets.
+    """Code a tensor of indices below `size`; a reader passes None and gets it back.
 
     `pivot` is the index that most elements have, zero in a sparse network.
     """

@@ -1,7 +1,8 @@
-"""Networks for other places: C for firmware, and whatever else ships.
+"""Export: C for firmware, an HTML page, ONNX and safetensors.
 
 Takes     a `.reef` file or a state, a torch module, and an example of its input.
-Gives     files that need neither Python nor torch; what they cannot express is one sentence.
+Gives     files that need neither Python nor torch; a network that cannot be expressed is refused in
+          one sentence.
 Unaware   of methods and of training.
 
     source.py        a module with the values of a file, as a program
@@ -10,15 +11,15 @@ Unaware   of methods and of training.
     program.py       layers with numpy values, no torch
     activations.py   functions of an element in numpy, C and JavaScript
     stages.py        layers fused, their buffers in one arena
-    weight_bits.py   weights as steps and values, a string of bits
-    prefix_code.py   Huffman's code
+    weight_bits.py   weights as a bit stream: steps between non-zeros, and their values
+    prefix_code.py   canonical Huffman codes
     page.py          one HTML file: web/page.js around web/reef.js, a decoder
     c_source.py      net.c and net.h: tables, then engine.c
     c_tables.py      those tables
     shrunk_file.py   safetensors of the shrunk network
     onnx_file.py     ONNX: weights as indices with a codebook
     onnx_nodes.py    operations as operators of ONNX
-    hardware.py      what compilers and simulators of chips say
+    hardware.py      sizes by compilers and times by simulators of chips
 """
 
 import importlib

@@ -1,10 +1,10 @@
-"""Activations in each language that a network is written in.
+"""Activations in each language that networks are exported to.
 
-Takes     the name of an activation, as a program has it.
+Takes     the name of an activation in a `Program`.
 Gives     `ACTIVATIONS`: its function in numpy, C and JavaScript, side by side.
 Unaware   of layers and of where the text goes.
 
-`slope`, `low` and `high` are put into the text, written as numbers of that language.
+`slope`, `low` and `high` are filled in as literals of that language.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Function(NamedTuple):
-    """A function of one element; C knows it as an expression of `x`."""
+    """A function of one element; in C it is an expression in `x`."""
 
     numpy: Callable[..., np.ndarray]  # of x, slope, low, high
     c: str

@@ -1,8 +1,8 @@
 """A network as C99: one source, one header, `net_run(input, output)`.
 
 Takes     a `.reef` file (or a state), a module, an example of its input; floats or bytes as inputs.
-Gives     net.c and net.h in a folder: tables, and `engine.c`, which goes through them.
-Unaware   of compilers and chips: `hardware.py` asks those.
+Gives     net.c and net.h in a folder: tables, and `engine.c`, which interprets them.
+Unaware   of compilers and chips: `hardware.py` runs those.
 
 What differs between stages is a field of a struct in flash; what all stages share is a constant, so
 that the compiler drops what a network does not need.
@@ -43,7 +43,7 @@ class Bytes:
     def __post_init__(self) -> None:
         if not (0 <= self.mean <= 255 and 0 < self.deviation < math.inf):
             raise ConfigError(
-                "bytes have a mean from 0 to 255 and a positive deviation, found "
+                "bytes have a mean from 0 to 255 and a positive standard deviation, found "
                 f"{self.mean} and {self.deviation}"
             )
 
@@ -70,9 +70,9 @@ def c(
     Args:
         source: a `.reef` file or a state; None for the values that the module has.
         model: the module that the values belong to.
-        out: the folder, which is made if it is not there.
-        example_input: a batch of one, if the shape is not known from a first dense layer.
-        as_bytes: take bytes instead of floats, with this normalisation put into the first layer.
+        out: the folder, which is created if it does not exist.
+        example_input: a batch of one; not needed if the first layer is dense.
+        as_bytes: take bytes instead of floats, with this normalisation folded into the first layer.
     """
     program = program_of(source, model, example_input)
     header, code, exported = _written(program, as_bytes)
@@ -121,7 +121,7 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     return header, "\n".join(parts), (tables, 4 * planned.arena)
 
 
-_TITLE = "/* Written by reefknot: a network and all that runs it. C99, no allocation. */\n"
+_TITLE = "/* Written by reefknot: a network and the code that runs it. C99, no allocation. */\n"
 
 _HEADER = """/* Written by reefknot. */
 #ifndef NET_H
@@ -142,7 +142,7 @@ void net_run(const {type} *input, float *output);
 #endif
 """
 
-_FLASH = """/* Tables lie in flash, which an AVR reads by other instructions than RAM. */
+_FLASH = """/* Tables are in flash, which an AVR reads with other instructions than RAM. */
 #ifdef __AVR__
 #include <avr/pgmspace.h>
 #define FLASH PROGMEM
@@ -222,7 +222,7 @@ def _finish(softmax: Softmax | None) -> str:
 
 
 def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
-    """Constants for an input that is copied, since its layer pads it."""
+    """Constants for an input that is copied, because the first layer pads it."""
     if not planned.copied:
         return []
     source = planned.stages[0].source
@@ -245,7 +245,7 @@ def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
 
 
 def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> list[str]:
-    """Constants for bytes: sums are whole numbers, with as many bits behind the point as fit."""
+    """Constants for bytes: sums are in fixed point, with as many fraction bits as fit."""
     if as_bytes is None or planned.copied:
         return []
     most = 1
@@ -254,7 +254,7 @@ def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> lis
     shift = min(16, 31 - (255 * most).bit_length())
     if shift < 8:
         raise ConfigError(
-            f"{first.name!r} adds {most:,} bytes for one value, too many for 32 bits; take floats"
+            f"{first.name!r} sums {most:,} bytes for one value, too many for 32 bits; use floats"
         )
     constants = {
         "BYTE_SHIFT": shift,

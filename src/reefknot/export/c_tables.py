@@ -1,6 +1,6 @@
 """The tables of a network in C: stages, weights, and constants where all stages agree.
 
-Takes     stages with their places in the arena, and the weights as bits.
+Takes     stages with their places in the arena, and the weights as a bit stream.
 Gives     text.
 Unaware   of the engine's code, and of inputs as bytes.
 """
@@ -21,19 +21,19 @@ def defines(constants: Mapping[str, object]) -> str:
 
 
 def slides(planned: Plan) -> bool:
-    """Whether a kernel stands in more than one place."""
+    """Whether any kernel is applied at more than one position."""
     return not all(stage.dense for stage in planned.stages)
 
 
 def kind_of(activation: Activation | None) -> tuple[str, float, float, float]:
-    """What tells activations apart."""
+    """What distinguishes one activation from another."""
     if activation is None:
         return "", 0.0, 0.0, 0.0
     return activation.kind, activation.slope, activation.low, activation.high
 
 
 def kinds_of(planned: Plan) -> list[tuple[str, float, float, float]]:
-    """The activations that occur, none first."""
+    """The activations that occur, after "none"."""
     used = {kind_of(a) for stage in planned.stages for a in (stage.before, stage.after)}
     return [kind_of(None), *sorted(used - {kind_of(None)})]
 
@@ -122,7 +122,7 @@ def _integer(values: Sequence[int]) -> str:
 
 
 def weight_tables(planned: Plan, bits: WeightBits, scaled: bool) -> str:
-    """Codes, values, biases and the string of bits."""
+    """Codes, values, biases and the bit stream."""
     text = _bytes("step_code", bits.step_code.counts) + _bytes("step_bits", bits.step_code.symbols)
     text += _bytes("value_code", bits.value_code.counts)
     text += _floats("values", np.concatenate(bits.values))

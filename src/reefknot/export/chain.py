@@ -1,7 +1,7 @@
 """From a torch module to the list of layers that exporters understand.
 
 Takes     a plain module that holds its values already, and an example input (a batch of one).
-Gives     `Program`; what it cannot express is one sentence that names the layer.
+Gives     `Program`; a layer that it cannot express is named in an error.
 Unaware   of files, of what is dead (give it a shrunk module, if you have one) and of languages.
 
 The graph is that of `shrinking.trace`, so that modules, functions and methods of tensors all count.
@@ -22,8 +22,8 @@ from reefknot.export.program import Conv2d, Flatten, Layer, Linear, Program, Sha
 from reefknot.shrinking.trace import Trace, trace
 
 _KNOWN = (
-    "known are Linear, Conv2d, MaxPool2d, AvgPool2d, BatchNorm, Flatten, ReLU, LeakyReLU, ReLU6, "
-    "Hardtanh, Sigmoid, Tanh, SiLU, GELU, Softmax and Dropout, one after the other"
+    "supported are Linear, Conv2d, MaxPool2d, AvgPool2d, BatchNorm, Flatten, ReLU, LeakyReLU, "
+    "ReLU6, Hardtanh, Sigmoid, Tanh, SiLU, GELU, Softmax and Dropout, one after the other"
 )
 
 
@@ -63,12 +63,12 @@ def program(model: nn.Module, example_input: Tensor) -> Program:
             _append(layers, node, found, *shapes)
         last = node
     if last is None or last.op != "output":
-        raise ConfigError("the network gives something else than one tensor, which an export needs")
+        raise ConfigError("the network does not return exactly one tensor, which an export needs")
     return Program(tuple(example_input.shape[1:]), tuple(layers))
 
 
 def _name(node: Node | None) -> str:
-    """What a sentence calls a node: the module's name, or the function's."""
+    """The name of a node in messages: that of the module, or of the function."""
     if node is None:
         return "the input"
     if node.op == "placeholder":
@@ -132,7 +132,7 @@ def _arguments(node: Node, found: Trace) -> dict[str, Any]:
 
 
 def _fold(layers: list[Layer], norm: nn.BatchNorm1d | nn.BatchNorm2d, node: Node) -> None:
-    """Put a BatchNorm into the layer before it."""
+    """Fold a BatchNorm into the layer before it."""
     last = layers[-1] if layers else None
     if not isinstance(last, Linear | Conv2d):
         raise ConfigError(

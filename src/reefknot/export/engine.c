@@ -1,12 +1,12 @@
 /* ---- weights ------------------------------------------------------------------------------
 
-   `weights` is a string of bits, lowest first. An output is its bias, then its inputs that have a
-   weight: a step to the next of them and which value it is, until a step of 0. Both are prefix codes,
-   given as the number of codes of 1, 2, 3, ... bits; a step is its number of bits, then those below
-   the highest. */
+   `weights` is a bit stream, the lowest bit of a byte first. An output is its bias, then its non-zero
+   weights: for each a step from the one before and the number of its value, until a step of 0. Both
+   have prefix codes, given as the number of codes of 1, 2, 3, ... bits. A step is coded as its number
+   of bits, then the bits below the highest. */
 
 static const uint8_t *next_byte;
-static uint8_t bits_left; /* of the byte before, below a 1 that marks their end */
+static uint8_t bits_left; /* of the last byte read, below a 1 that marks their end */
 
 static uint8_t next_bit(void)
 {
@@ -43,7 +43,7 @@ static place_t next_step(void)
     return step;
 }
 
-static struct stage s; /* the one that runs */
+static struct stage s; /* the stage that is running */
 static uint8_t stage;
 
 static float value(uint8_t number)
@@ -56,7 +56,7 @@ static float value(uint8_t number)
 /* The inputs of each shared value are summed first, then each value is multiplied once. */
 static union {
 #if NET_BYTES
-    int32_t whole; /* of bytes, shifted by BYTE_SHIFT and less their mean: exact */
+    int32_t whole; /* of bytes minus their mean, in fixed point with BYTE_SHIFT fraction bits: exact */
 #endif
     float real;
 } sums[NET_VALUES];
@@ -149,7 +149,7 @@ static void run_stage(float *out)
     }
 }
 #else
-/* A filter is read once, as a list of inputs from where it stands, and then slides. */
+/* A filter is decoded once, as a list of input offsets, and then applied at every position. */
 static struct {
     place_t place;
     uint8_t number;
@@ -232,7 +232,7 @@ static void run_stage(float *out)
 static float arena[NET_ARENA_BYTES / sizeof(float)];
 
 #if NET_COPIES
-/* The first layer pads its input, which needs room around it. */
+/* The first layer pads its input, so the input is copied to a place with room around it. */
 static void copy_input(const net_input *input, float *out)
 {
     place_t plane, y, x;

@@ -4,8 +4,8 @@ Takes     a folder with net.c and net.h, and a chip of `CHIPS`.
 Gives     `Figures`: flash, RAM and time; and the outputs that the simulated chip gives for inputs.
 Unaware   of networks: it compiles what is there.
 
-Flash is all of it: tables, code, the compiler's arithmetic, the start of the chip. RAM is all
-variables, the buffers of input and output among them, and the deepest stack of a run.
+Flash is everything: tables, code, the compiler's floating-point routines, the startup code. RAM is
+all variables, input and output buffers included, and the deepest stack of a run.
 """
 
 import shutil
@@ -23,9 +23,9 @@ _FLAGS = (
     *("-std=c99", "-Os", "-Wall", "-Wextra", "-Werror"),
     *("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"),
 )
-# The linker shall not stop at the chip's end: we tell by how much it is passed.
+# The linker must not stop at the chip's limits: the message says by how much they are exceeded.
 _ROOM = "-Wl,--defsym=__DATA_REGION_LENGTH__=0xff00,--defsym=__TEXT_REGION_LENGTH__=0x100000"
-_SECONDS = 120  # that a simulation may take
+_SECONDS = 120  # the time limit of a simulation
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ CHIPS = {
         ("simavr", "-m", "atmega328p", "-f", "16000000"),
         1_024, "cycles", 32_768, 2_048,
     ),
-    # qemu knows no cycles: with icount an instruction takes 1 ns, and the timer runs at 25 MHz.
+    # qemu counts no cycles: with icount an instruction takes 1 ns, and the timer runs at 25 MHz.
     "cortex-m3": Chip(
         "Cortex-M3", "arm-none-eabi-",
         ("-mcpu=cortex-m3", "-mthumb", "-nostartfiles", "--specs=nano.specs"),
@@ -71,12 +71,12 @@ CHIPS = {
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """What one network takes on one chip, and what it gave there."""
+    """What one network takes on one chip, and its outputs there."""
 
     chip: Chip
     flash_bytes: int
     ram_bytes: int
-    time: int  # the longest run, in what the chip counts
+    time: int  # the longest run, in the chip's unit
     outputs: np.ndarray  # (inputs, outputs)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def measure(folder: Path | str, chip: Chip, inputs: np.ndarray | None = None) ->
         lines = _simulated(chip, _built(Path(folder), chip, work / "told", *options))
     *runs, stack = lines
     if any(len(run) < 2 for run in runs) or len(stack) != 1:
-        raise ReefknotError(f"the simulated {chip.name} gave something else than outputs")
+        raise ReefknotError(f"the simulated {chip.name} printed something other than outputs")
     outputs = np.array([run[1:] for run in runs], np.uint32).view(np.float32)
     time = max(run[0] for run in runs) * chip.tick
     return Figures(chip, flash, variables + stack[0], time, outputs)
@@ -150,7 +150,7 @@ def _images(inputs: np.ndarray) -> str:
 
 
 def _simulated(chip: Chip, program: Path) -> list[list[int]]:
-    """The lines that the firmware tells, as numbers."""
+    """The lines that the firmware prints, as numbers."""
     try:
         done = subprocess.run(
             [*chip.simulator, str(program)],
@@ -158,15 +158,15 @@ def _simulated(chip: Chip, program: Path) -> list[list[int]]:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise ReefknotError(
-            f"the simulated {chip.name} was not ready after {_SECONDS} s"
+            f"the simulated {chip.name} did not finish within {_SECONDS} s"
         ) from error
     told = (done.stdout + b"\n" + done.stderr).decode(errors="replace")
     lines = []
     for line in told.splitlines():
-        # simavr colours what a chip says, and writes a point for the end of a line.
+        # simavr colours the output of a chip, and prints a dot for the end of a line.
         words = line.replace("\x1b[32m", "").replace("\x1b[0m", "").rstrip(".").split()
         if words and all(len(w) == 8 and set(w) <= set("0123456789abcdef") for w in words):
             lines.append([int(word, 16) for word in words])
     if not lines:
-        raise ReefknotError(f"{chip.simulator[0]} told nothing: {' '.join(told.split())[-300:]}")
+        raise ReefknotError(f"{chip.simulator[0]} gave no lines: {' '.join(told.split())[-300:]}")
     return lines

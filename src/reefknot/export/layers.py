@@ -17,7 +17,7 @@ from reefknot.export.program import Activation, Conv2d, Layer, Linear, Pair, Poo
 
 
 class UnsupportedError(Exception):
-    """A setting of a known layer that exporters do not know."""
+    """A setting of a supported layer that exporters do not support."""
 
 
 def _array(tensor: Any, fallback: int = 0) -> np.ndarray:
@@ -52,7 +52,7 @@ def _conv(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
     elif padding == "same":
         reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
         if any(r % 2 for r in reach):
-            raise UnsupportedError("is padded by different numbers at its two sides")
+            raise UnsupportedError("has different padding on its two sides")
         padding = (reach[0] // 2, reach[1] // 2)
     return Conv2d(
         **base,
@@ -72,12 +72,12 @@ def _pool(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
             if a.get(key, usual) not in (usual, (usual, usual)):
                 raise UnsupportedError(f"has {key} {a[key]!r}")
         if any(padding) and kind == "mean" and not a.get("count_include_pad", True):
-            raise UnsupportedError("has padding that its means do not count")
+            raise UnsupportedError("leaves padding out of its means")
         if a.get("divisor_override") is not None:
             raise UnsupportedError("has a divisor_override")
         if len(base["in_shape"]) != 3:
             raise UnsupportedError(f"pools an input of shape {base['in_shape']}")
-        stride = a.get("stride") or kernel  # functions leave it out for the kernel's own size
+        stride = a.get("stride") or kernel  # in functions, none means the size of the kernel
         return Pool(
             **base, kind=kind, kernel=kernel, stride=_pair(stride, "stride"), padding=padding
         )

@@ -22,8 +22,8 @@ from reefknot.files import check_target, write_atomically
 from reefknot.shrinking.network import shrink
 from reefknot.shrinking.trace import trace
 
-TOLERANCE = 1e-4  # of ONNX Runtime, beside outputs of at most 1: it sums in another order
-_NODE_BYTES = 80  # what Cast and Gather take, about: below that, indices do not pay
+TOLERANCE = 1e-4  # relative to the largest output: ONNX Runtime sums in another order
+_NODE_BYTES = 80  # about what Cast and Gather take: indices must save more than that
 
 
 def onnx(
@@ -96,9 +96,9 @@ def _port(name: str, value: Tensor) -> Any:
 
 
 def stored(tensors: dict[str, np.ndarray]) -> tuple[list[Any], list[Any]]:
-    """Tensors as they lie in the file, and the operators that decode those that are indices.
+    """Tensors as they are stored, and the operators that decode those stored as indices.
 
-    Those of four bits share a codebook, if they have at most 16 values together.
+    Those of four bits share a codebook if they have at most 16 values together.
     """
     from onnx import TensorProto, helper, numpy_helper
 

@@ -24,7 +24,7 @@ OPSET = 21  # the first with UINT4
 
 
 class Graph:
-    """The operators so far; `names` tells which tensor holds a node's value."""
+    """The operators so far; `names` has the name of the tensor that holds each node's value."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -42,10 +42,10 @@ class Graph:
                 self.refuse(node, f"{kind!r} is none of {', '.join(sorted(_WRITERS))}")
             self.names[node] = _WRITERS[kind](self, node)
         elif any(isinstance(user, Node) and user.op == "output" for user in node.users):
-            self.refuse(node, "it gives something else than a tensor")
+            self.refuse(node, "it does not return a tensor")
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Say what cannot be written."""
+        """Raise an error about a node that cannot be written."""
         raise ConfigError(f"{self.trace.name(node)} cannot be written as ONNX: {reason}")
 
     def add(self, operator: str, inputs: list[str], **attributes: Any) -> str:
@@ -61,7 +61,7 @@ class Graph:
         return name
 
     def whole(self, *numbers: int) -> str:
-        """A list of whole numbers; the same one is held once."""
+        """A list of integers; equal lists are held once."""
         return self.hold(f"i{'_'.join(map(str, numbers))}", np.array(numbers, np.int64))
 
     def operand(self, argument: Any) -> str:
@@ -75,7 +75,7 @@ class Graph:
         return self.operand(node.args[0] if node.args else node.kwargs["input"])
 
     def options(self, node: Node, **defaults: Any) -> dict[str, Any]:
-        """Options of a node, of its module or its arguments after the first, by name."""
+        """Options of a node by name: of its module, or its arguments after the first."""
         module = self.trace.module(node)
         if module is not None:
             return {name: getattr(module, name, value) for name, value in defaults.items()}
@@ -100,7 +100,7 @@ def _repeated(option: Any, dims: int) -> list[int]:
 def _linear(graph: Graph, node: Node) -> str:
     layer = weighted(graph.trace, node)
     if layer is None:
-        graph.refuse(node, "its weights are computed")
+        graph.refuse(node, "its weights must be parameters")
     assert layer is not None
     source = graph.names[layer.source]
     names = [graph.hold(n, t) for n, t in zip(layer.names, layer.tensors, strict=True)]
@@ -114,7 +114,7 @@ def _linear(graph: Graph, node: Node) -> str:
 def _conv(graph: Graph, node: Node) -> str:
     layer, module = weighted(graph.trace, node), graph.trace.module(node)
     if layer is None or getattr(module, "padding_mode", "zeros") != "zeros":
-        graph.refuse(node, "only parameters, and padding with zeros, can be written")
+        graph.refuse(node, "only parameters as weights, and padding with zeros, are supported")
     assert layer is not None
     dims = layer.tensors[0].ndim - 2
     if module is not None:
@@ -156,7 +156,7 @@ def _batchnorm(graph: Graph, node: Node) -> str:
 def _layernorm(graph: Graph, node: Node) -> str:
     module: Any = graph.trace.module(node)
     if module is None:
-        graph.refuse(node, "only the module nn.LayerNorm is known")
+        graph.refuse(node, "only the module nn.LayerNorm is supported")
     shape = module.normalized_shape
     weight = torch.ones(shape) if module.weight is None else module.weight
     names = [graph.hold(f"{node.target}.weight", weight)]
@@ -170,7 +170,7 @@ def _layernorm(graph: Graph, node: Node) -> str:
 def _prelu(graph: Graph, node: Node) -> str:
     module: Any = graph.trace.module(node)
     if module is None:
-        graph.refuse(node, "only the module nn.PReLU is known")
+        graph.refuse(node, "only the module nn.PReLU is supported")
     above = graph.value(node).ndim - 2
     slope = module.weight.reshape(-1, *[1] * above)
     return graph.add("PRelu", [graph.source(node), graph.hold(f"{node.target}.weight", slope)])
@@ -187,7 +187,7 @@ def _pool(operator: str) -> Callable[[Graph, Node], str]:
             options = graph.options(node, **names, ceil_mode=False, count_include_pad=True)
             more = {"count_include_pad": int(options["count_include_pad"])}
             if getattr(graph.trace.module(node), "divisor_override", None) is not None:
-                graph.refuse(node, "a divisor of its own cannot be written")
+                graph.refuse(node, "divisor_override is not supported")
         stride = options["stride"] if options["stride"] else options["kernel_size"]
         return graph.add(
             operator, [graph.source(node)], kernel_shape=_repeated(options["kernel_size"], dims),
@@ -218,12 +218,12 @@ def _adaptive(operator: str) -> Callable[[Graph, Node], str]:
 
 def _same(graph: Graph, node: Node) -> str:
     if not graph.value(node).is_floating_point():
-        graph.refuse(node, "only real numbers are known")
+        graph.refuse(node, "only real numbers are supported")
     return graph.source(node)
 
 
 def _reshape(graph: Graph, node: Node) -> str:
-    """The shape of the example, with the first dimension as it comes: the batch."""
+    """The shape of the example; the first dimension, the batch, may have any size."""
     shape = list(graph.value(node).shape)
     before = graph.value(node.args[0]).shape
     first = 0 if shape[:1] == list(before[:1]) else -1
@@ -232,12 +232,12 @@ def _reshape(graph: Graph, node: Node) -> str:
 
 def _getitem(graph: Graph, node: Node) -> str:
     if graph.value(node).numel() != graph.value(node.args[0]).numel():
-        graph.refuse(node, "of indexing only new dimensions are known")
+        graph.refuse(node, "only indexing that adds dimensions is supported")
     return _reshape(graph, node)
 
 
 def _transpose(graph: Graph, node: Node) -> str:
-    """The order of dimensions, told by an array whose sizes are all different."""
+    """The order of dimensions is found with an array whose sizes are all different."""
     source: Any = node.args[0]
     sizes = torch.empty(tuple(range(2, 2 + graph.value(source).ndim)), device="meta")
     turned = graph.trace.call(node, graph.trace.values | {source: sizes})
@@ -270,7 +270,7 @@ def _select(graph: Graph, node: Node) -> str:
 def _embedding(graph: Graph, node: Node) -> str:
     module: Any = graph.trace.module(node)
     if module is None:
-        graph.refuse(node, "only the module nn.Embedding is known")
+        graph.refuse(node, "only the module nn.Embedding is supported")
     return graph.add(
         "Gather", [graph.hold(f"{node.target}.weight", module.weight), graph.source(node)]
     )
@@ -310,7 +310,7 @@ def _softmax(operator: str) -> Callable[[Graph, Node], str]:
     def write(graph: Graph, node: Node) -> str:
         dim = graph.options(node, dim=None)["dim"]
         if dim is None:
-            graph.refuse(node, "it does not tell its dimension")
+            graph.refuse(node, "its dimension is not given")
         return graph.add(operator, [graph.source(node)], axis=dim)
 
     return write

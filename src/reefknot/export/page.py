@@ -4,8 +4,8 @@ Takes     a `.reef` file (or a state) and the module that it belongs to, for ima
 Gives     `html`, which writes the page: decoder, layers, file and style, nothing else to load.
 Unaware   of decoding and of running layers: in the browser, web/reef.js and web/page.js do that.
 
-The values are in the page once, as the bytes of the file. All else is compressed by deflate and
-unpacks itself, since browsers can do that: script, style and text take half of their size.
+The values are in the page once, as the bytes of the file. Script, style and text are compressed by
+deflate to half of their size; browsers can decompress them.
 """
 
 import json
@@ -75,12 +75,12 @@ def html(
     """Write a page in which a digit is drawn and read.
 
     Args:
-        source: the `.reef` file, or a state. The record of a run beside the file tells its error.
+        source: the `.reef` file, or a state. The error in a run's record beside the file is shown.
         model: the module that it belongs to; its own values do not matter.
         out: the page.
-        example_input: a batch of one, where the first layer does not tell its shape.
+        example_input: a batch of one; not needed if the first layer is dense.
         pixels: how images were normalised.
-        title: what the network is called; by default as in the record, or as its class.
+        title: the name of the network; by default that in the record, or of its class.
     """
     if source is None:
         raise ConfigError("a page carries a .reef file: give the file, or a state")
@@ -115,7 +115,7 @@ def html(
 
 
 def _record(source: Path, file_bytes: int) -> dict[str, str | float]:
-    """The record of the run that the file is from, if it lies beside it."""
+    """The record of the run that wrote the file, if it is beside it."""
     path = source.with_name("record.json")
     if not path.is_file():
         return {}
@@ -152,7 +152,7 @@ def _network(program: Program, state: TiedState) -> str:
     values = {name: (dtype.tag, array) for name, dtype, array in state.arrays()}
     layers = list(program.layers)
     if layers and isinstance(layers[-1], Softmax):
-        layers.pop()  # the page shows shares anyway
+        layers.pop()  # the page applies a softmax anyway
     written = [text for layer in layers if (text := _written(layer, values))]
     return f"[{','.join(written)}]"
 
@@ -179,7 +179,7 @@ def _written(layer: Layer, values: dict[str, tuple[str, np.ndarray]]) -> str:
 
 
 def _array(name: str, factor: float, layer: Layer, *windows: Pair | int) -> str:
-    """What `slide` takes: kernel, stride, groups, padding, dilation, as far as they are unusual."""
+    """The arguments of `slide`: kernel, stride, groups, padding, dilation; defaults left out."""
 
     def planes(shape: Shape) -> Shape:
         return shape if len(shape) == 3 else (math.prod(shape), 1, 1)
@@ -261,7 +261,7 @@ def _page(data: bytes, network: str, width: int, pixels: Pixels, title: str, fac
     name = title.replace("&", "&amp;").replace("<", "&lt;")
     code = f"REEF={_text(data)},\nPAGE={_text(packed)}\n{_UNPACK}"
     rest = f'{_HEAD}<title>{name}</title>{_BODY}let SIZE="",{code}'
-    size = len(rest.encode()) + len("00,000")  # a page tells its own size
+    size = len(rest.encode()) + len("00,000")  # the page states its own size
     while len(rest.encode()) + len(f"{size:,}") != size:
         size = len(rest.encode()) + len(f"{size:,}")
     return rest.replace('SIZE=""', f'SIZE="{size:,}"', 1).encode()

@@ -1,4 +1,4 @@
-"""Prefix codes of whole numbers, as the C engine reads them.
+"""Prefix codes, as the C engine reads them.
 
 Takes     how often each symbol occurs.
 Gives     a canonical Huffman code: symbols by length, and how many have 1, 2, 3, ... bits.
@@ -38,7 +38,7 @@ class PrefixCode(Generic[T]):
 
 
 def huffman(frequencies: Counter[T], order: Sequence[T]) -> PrefixCode[T]:
-    """The shortest code; symbols of equal length stand as in `order`.
+    """The shortest code; symbols of equal length are in the order of `order`.
 
     >>> huffman(Counter({"a": 5, "b": 1, "c": 1}), "abc")
     PrefixCode(symbols=('a', 'b', 'c'), counts=(1, 2))

@@ -1,11 +1,11 @@
-"""A network as a list of layers with numpy values: what the exporters write in other languages.
+"""A network as a list of layers with numpy values, which exporters write in other languages.
 
 Takes     layers in the order they run, each with its shapes, made by `chain`.
-Gives     `Program`, which can run itself (slowly, to check others by).
+Gives     `Program`, which can run itself (slowly, as a reference for the exports).
 Unaware   of torch, of files and of the language that it becomes.
 
 Shapes are those of one example, without the batch: (channels, height, width) or (features,). Values
-are float32. A BatchNorm is folded before, as a `scale` for each output: tied weights stay tied.
+are float32. A BatchNorm is already folded in, as a `scale` for each output: tied weights stay tied.
 """
 
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ class Program:
 
     @property
     def num_weights(self) -> int:
-        """Weights and biases, zeros among them counted."""
+        """Weights and biases, zeros included."""
         weighted = (layer for layer in self.layers if isinstance(layer, Linear | Conv2d))
         return sum(layer.weight.size + layer.bias.size for layer in weighted)
 

@@ -1,14 +1,14 @@
 /* A reader of .reef files, version 1, in one C99 file.
 
-   It follows docs/format.md section by section, refuses exactly what that page refuses, and takes no
-   memory but what it is given: results from its beginning, everything else from its end. To use it,
-   copy the declarations down to the first line of dashes into your code, or include this file.
+   It follows docs/format.md section by section, refuses exactly what that page refuses, and uses only
+   the memory that it is given: its beginning for results, its end for everything else. To use it, copy
+   the declarations down to the first line of dashes into your code, or include this file.
 
        struct reef_file file;
        if (reef_read(data, size, memory, memory_size, limit, &file) != REEF_FINE) puts(file.why);
 
-   `memory` is aligned to 8 bytes. 256 KB, and three times what the tensors take up, are enough for all
-   but files with thousands of tensors or values; kept tensors take 270 KB more for each of their types. */
+   `memory` is aligned to 8 bytes. 256 KB plus three times the size of the tensors are enough, except for
+   files with thousands of tensors or values; kept tensors take 270 KB more for each of their types. */
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@ enum reef_type {
 };
 
 struct reef_tensor {
-    const char *name; /* UTF-8, of name_bytes; zeros may be inside, and one stands behind it */
+    const char *name; /* UTF-8, name_bytes long; may contain zeros, and is followed by one */
     size_t name_bytes;
     enum reef_type type;
     unsigned rank;
@@ -38,7 +38,7 @@ struct reef_tensor {
 };
 
 struct reef_file {
-    const char *why; /* if it was not fine: one sentence */
+    const char *why; /* if the file was refused: one sentence */
     size_t num_tensors; /* aliases last */
     struct reef_tensor *tensors;
 };
@@ -66,9 +66,9 @@ enum {
     GRID_FLAG = GUESS + 3 * 40, FLAGS = GRID_FLAG + 40
 };
 
-struct stream { /* bits, and the models that begin with it */
+struct stream { /* bits, and the models that start with them */
     const uint8_t *data;
-    const char *told; /* learn from these bits instead */
+    const char *told; /* if not NULL: known bits to learn from, instead of decoded ones */
     uint64_t bytes, at, size, code, budget, told_at;
     struct context numbers[NUMBER_KINDS][NUMBER_SLOTS], flags[FLAGS];
 };
@@ -119,14 +119,14 @@ static void require(struct reader *r, int condition, const char *why) {
     if (!condition) stop(r, REEF_REFUSED, why);
 }
 
-/* Bytes for so many things, if they are there. */
+/* The bytes of so many items, rounded up to 8, if there is room for them. */
 static size_t room(struct reader *r, uint64_t number, size_t size) {
     uint64_t there = (uint64_t)(r->high - r->low);
     if (number > there / size || (number * size + 7) / 8 * 8 > there)
         stop(r, REEF_MEMORY, "there is not enough memory");
     return (size_t)(number * size + 7) / 8 * 8;
 }
-/* Zeroed memory for results, and one that is given back by setting `high` to what it was. */
+/* Zeroed memory for results, and for work, which is freed by setting `high` to what it was. */
 static void *result(struct reader *r, uint64_t number, size_t size) {
     size_t bytes = room(r, number, size);
     r->low += bytes;
@@ -159,7 +159,7 @@ static uint32_t four_bytes(const uint8_t *data) {
     return data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
 }
 
-/* What tensors and aliases take up, against the caller's limit; then room for each. */
+/* Checks the size of tensors and aliases against the caller's limit, and allocates them. */
 static void weigh(struct reader *r, uint64_t limit) {
     uint64_t i, total = 0;
     for (i = 0; i < r->file->num_tensors; i++) {
@@ -333,7 +333,7 @@ struct vote {
 };
 
 static int mixed(struct reader *r, uint32_t base, const struct vote *votes, int number,
-                 int64_t *weights, int rate) {
+                 int64_t *weights, int lr) {
     int64_t origin = stretch(r, base), total = weights[0] * origin, error, v[5];
     uint32_t p;
     int i, one;
@@ -342,7 +342,7 @@ static int mixed(struct reader *r, uint32_t base, const struct vote *votes, int 
         total += weights[i + 1] * v[i];
     }
     p = r->squash[limited((total + 32768) >> 16, -STRETCH_MAX, STRETCH_MAX) + STRETCH_MAX];
-    one = bit(r, p); error = (((int64_t)one << 16) - p) * rate;
+    one = bit(r, p); error = (((int64_t)one << 16) - p) * lr;
     weights[0] += origin * error >> 22;
     for (i = 0; i < number; i++) { weights[i + 1] += v[i] * error >> 18; count(votes[i].context, one); }
     return one;
@@ -432,7 +432,7 @@ static void begin_names(struct reader *r) {
     r->stream.told = NULL;
 }
 
-/* How many characters there are; refuses what is not UTF-8, but lone surrogates are fine. */
+/* The number of characters; refuses what is not UTF-8, except for lone surrogates. */
 static uint64_t characters(struct reader *r, const uint8_t *s, size_t size) {
     static const uint32_t least[] = { 0, 0x80, 0x800, 0x10000 };
     uint64_t number = 0;
@@ -623,7 +623,7 @@ static void read_header(struct reader *r, int indexed, uint64_t file_bytes) {
             if (indexed) read_place(r, r->entries + i);
             *index = (uint32_t)(i + 1);
             if (tensor->rank > 1) outputs = (int64_t)tensor->shape[0];
-        } else { /* the same as its owner, but for the name */
+        } else { /* the same as its owner, except for the name */
             struct reef_tensor named = *tensor;
             require(r, r->num_entries > 0, "an alias is in a file without tensors");
             r->owners[i - r->num_entries] = uniform(r, r->num_entries - 1);
@@ -720,7 +720,7 @@ static unsigned level(const struct reader *r, const struct matrix *m, const stru
     return level > 15 ? 15 : (unsigned)level;
 }
 
-/* Numbers of the neighbourhood that say what a value is like. */
+/* Sums over the neighbours, from which a value is predicted. */
 struct pulls { int64_t pair, pull, ring; };
 
 static int read_above(struct reader *r, struct matrix *m, const struct pulls *p) {
@@ -877,7 +877,7 @@ static void read_tied(struct reader *r, struct entry *entry) {
 
 static unsigned unit_bytes(enum reef_type type) { return type == REEF_C64 ? 4 : item_bytes[type]; }
 
-/* Rows of bytes are in place, the highest last; the exponent's rotation is undone. */
+/* Rows of bytes are in place, the highest byte last; undoes the rotation of floats. */
 static void finish_kept(struct entry *entry) {
     enum reef_type type = entry->tensor->type;
     unsigned unit = unit_bytes(type), k;
@@ -933,7 +933,7 @@ static void read_tight(struct reader *r, struct entry *entry) {
 
 /* ---- 9. Fast streams ----------------------------------------------------------------------- */
 
-/* Reads symbols into memory that the caller gives back; gives the bytes they took. */
+/* Reads symbols into memory that the caller frees; returns the bytes they took. */
 static uint64_t read_symbols(struct reader *r, const uint8_t *data, uint64_t bytes, uint64_t symbols,
                              uint32_t size, uint16_t *to) {
     unsigned precision = size <= 256 ? 12 : 16, lane, k;

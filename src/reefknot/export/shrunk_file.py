@@ -25,7 +25,7 @@ class Written:
     path: Path
     bytes: int
     shrunk: Shrunk
-    checked: bool = False  # whether somebody else's runtime gave the same outputs
+    checked: bool = False  # whether another runtime gave the same outputs
 
 
 def safetensors(

@@ -1,4 +1,4 @@
-"""What every exporter begins with: values from a file put into a module, as a list of layers.
+"""What every exporter starts from: a module with the values of a file, as a list of layers.
 
 Takes     a `.reef` file (or a state, or nothing: the module's own values), a module, an example.
 Gives     `Program` without dead units.
@@ -24,12 +24,12 @@ Source = Path | str | TiedState | None
 def program_of(source: Source, model: nn.Module, example_input: Tensor | None = None) -> Program:
     """The network as layers, with the values of `source` and without dead units.
 
-    Without an example input, the first layer with weights must be Linear: it tells their number.
+    Without an example input, the first layer with weights must be Linear: it has the input's size.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
     filled, example = with_values(source, model), example_of(model, example_input)
-    program(filled, example)  # what cannot be expressed is told of the network as it was
+    program(filled, example)  # errors about layers refer to the network before shrinking
     return program(shrink(filled, example, selects=False).model, example)
 
 
@@ -49,13 +49,13 @@ def with_values(source: Source, model: nn.Module) -> nn.Module:
 
 
 def example_of(model: nn.Module, example_input: Tensor | None) -> Tensor:
-    """The example, or one for a model whose first layer tells what it takes."""
+    """The example, or one for a model whose first layer is dense."""
     if example_input is not None:
         return example_input
     weighted = [m for m in model.modules() if list(m.parameters(recurse=False))]
     if not weighted or not isinstance(weighted[0], nn.Linear):
         raise ConfigError(
-            f"{type(model).__name__} does not tell the shape of its input: give an example such as "
+            f"the input shape of {type(model).__name__} is not known: give an example such as "
             "torch.zeros(1, 1, 28, 28) (on the command line --input 1x28x28)"
         )
     return torch.zeros(1, weighted[0].in_features)

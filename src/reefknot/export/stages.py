@@ -1,8 +1,8 @@
 """Layers put together into stages: weights, an activation, pooling, another activation.
 
 Takes     a `Program`.
-Gives     `Stage`s, each of which reads one buffer and writes the next, and where buffers lie in one
-          arena. A convolution and its pooling are one stage: nothing between them is stored.
+Gives     `Stage`s, each of which reads one buffer and writes the next, and where the buffers are in
+          one arena. A convolution and its pooling are one stage: nothing between them is stored.
 Unaware   of C and of how weights are coded.
 
 Everything is a convolution here: a dense layer is one whose kernel is as large as its input.
@@ -32,7 +32,7 @@ from reefknot.export.program import (
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Planes of values with zeros around them, as the stage that reads them needs."""
+    """Planes of values, padded with zeros as the stage that reads them needs."""
 
     planes: int
     height: int
@@ -41,22 +41,22 @@ class Buffer:
 
     @property
     def line(self) -> int:
-        """From one line to the next."""
+        """The distance from one line to the next."""
         return self.width + 2 * self.padding[1]
 
     @property
     def plane(self) -> int:
-        """From one plane to the next."""
+        """The distance from one plane to the next."""
         return (self.height + 2 * self.padding[0]) * self.line
 
     @property
     def start(self) -> int:
-        """Where the first value is."""
+        """The offset of the first value."""
         return self.padding[0] * self.line + self.padding[1]
 
     @property
     def size(self) -> int:
-        """Values, and zeros around them."""
+        """The number of values, padding included."""
         return self.planes * self.plane
 
 
@@ -67,13 +67,13 @@ class Stage:
     conv: Conv2d
     source: Buffer
     target: Buffer
-    before: Activation | None = None  # the pooling
+    before: Activation | None = None  # before the pooling
     pool: Pool | None = None
     after: Activation | None = None
 
     @property
     def dense(self) -> bool:
-        """Whether its kernel stands in one place only."""
+        """Whether its kernel is applied at one position only."""
         return (
             self.conv.out_shape[1:] == (1, 1) and self.pool is None and not any(self.conv.padding)
         )
@@ -84,8 +84,8 @@ class Plan:
     """The stages, where each one's buffers begin in the arena, and what comes after the last."""
 
     stages: tuple[Stage, ...]
-    copied: bool  # the input is copied into the arena first, since it is padded
-    places: tuple[int, ...]  # of the buffers, from the input to the output; those outside are 0
+    copied: bool  # the input is copied into the arena first, because it is padded
+    places: tuple[int, ...]  # of the buffers, from input to output; 0 for those not in the arena
     arena: int  # values
     softmax: Softmax | None
 
@@ -108,7 +108,7 @@ def plan(program: Program) -> Plan:
     sizes = [stages[0].source.size if copied else 0]
     sizes += [stage.target.size for stage in stages[:-1]] + [0]
     arena = max(one + two for one, two in pairwise(sizes))
-    # Every other buffer stands at the end, so that neighbours never meet.
+    # Buffers alternate between both ends of the arena, so that no stage's two buffers overlap.
     places = [arena - size if number % 2 else 0 for number, size in enumerate(sizes)]
     return Plan(tuple(stages), copied, tuple(places), arena, softmax)
 
@@ -151,7 +151,7 @@ def _as_conv(layer: Linear | Conv2d) -> Conv2d:
 
 
 def _identity(layer: Layer, shape: Shape) -> Conv2d:
-    """A convolution that changes nothing, for a layer that follows none."""
+    """An identity convolution, for a pooling or an activation without one before it."""
     planes = shape if len(shape) == 3 else (math.prod(shape), 1, 1)
     ones = np.ones((planes[0], 1, 1, 1), np.float32)
     bias = np.zeros(planes[0], np.float32)

@@ -1,12 +1,12 @@
-"""The weights of all stages as one string of bits, with the codes to read it by.
+"""The weights of all stages as one bit stream, with the codes to read it.
 
 Takes     matrices of weights and their biases, stage by stage.
 Gives     `WeightBits`: bytes, two prefix codes, the shared values, and where the biases are.
 Unaware   of convolutions and of C.
 
 An output is its bias (a bit, then its value, where biases are shared values too), then a step and a
-value for each weight that is not zero, then a step of 0. A step is its number of bits (its class),
-then the bits below the highest.
+value for each weight that is not zero, then a step of 0. A step is the distance from the non-zero
+weight before; it is coded as its number of bits (its class), then the bits below the highest.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class WeightBits:
-    """All that the engine needs to go through the weights."""
+    """Everything that the engine needs to decode the weights."""
 
     data: bytes
     step_code: PrefixCode[int]  # of classes; 0 ends a row
@@ -62,7 +62,7 @@ class WeightBits:
 def weight_bits(matrices: Sequence[Matrix], *, scaled: bool = False) -> WeightBits:
     """The smaller of one table of values for all stages and one for each.
 
-    With `scaled`, biases are a table, since they are not of the weights' scale.
+    With `scaled`, biases are a table, because outputs are scaled and biases are not.
     """
     found = [_nonzero_counts(matrix) for matrix in matrices]
     everything = sum(found, Counter())
@@ -88,7 +88,7 @@ def _nonzero_counts(matrix: Matrix) -> Counter[float]:
 def _place(
     matrices: Sequence[Matrix], tables: tuple[np.ndarray, ...], scaled: bool
 ) -> Literal["none", "coded", "table"]:
-    """Where the biases go: among the weights, if they all have values of theirs."""
+    """Where the biases go: among the weights, if all of them have values of the weights."""
     if not scaled and not any(matrix.bias.any() for matrix in matrices):
         return "none"
     each = tables * len(matrices) if len(tables) == 1 else tables
@@ -126,7 +126,7 @@ def _coded(
     # Every rank has a code, in the order of ranks, so that no table of symbols is needed.
     most = max(map(len, tables))
     step_code = huffman(step_classes, range(64))
-    value_code = _monotonous(ranks_used, most)
+    value_code = _monotone(ranks_used, most)
     steps_as, ranks_as = step_code.codes(), value_code.codes()
     bits = []
     for bias_rank, steps, ranks in rows:
@@ -141,10 +141,10 @@ def _coded(
     return WeightBits(packed.tobytes(), step_code, value_code, tables, biases, len(rows))
 
 
-def _monotonous(counts: Counter[int], number: int) -> PrefixCode[int]:
-    """A code whose symbols are 0, 1, 2, ...: no rarer rank may have a shorter code.
+def _monotone(counts: Counter[int], number: int) -> PrefixCode[int]:
+    """A code whose lengths do not fall with the rank, so that its symbols are 0, 1, 2, ...
 
-    Ranks are by frequency in each stage, so that they nearly are in all of them.
+    Ranks are sorted by frequency in each stage, so they nearly are over all stages.
     """
     ordered = sorted((max(counts[rank], 1) for rank in range(number)), reverse=True)
     code = huffman(Counter(dict(enumerate(ordered))), range(number))

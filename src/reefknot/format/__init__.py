@@ -15,7 +15,7 @@ __all__ = ["MAX_BYTES", "decode", "encode", "open_file", "open_state", "save", "
 
 
 def save(state: TiedState, path: Path | str, *, effort: Effort = "auto") -> int:
-    """Write a state to a `.reef` file, whole or not at all; gives the file's size in bytes."""
+    """Write a state to a `.reef` file, atomically; gives the file's size in bytes."""
     if not isinstance(state, TiedState):
         raise ReefknotError(
             f"save writes a TiedState, found a {type(state).__name__}; it comes from "
@@ -38,7 +38,7 @@ def open_state(
 
 
 def open_file(path: Path | str, *, max_bytes: int = MAX_BYTES) -> FileContent:
-    """Read a `.reef` file, and learn where its bytes went."""
+    """Read a `.reef` file, and find out where its bytes went."""
     with reading(path) as file:
         return read_content(file, source=str(path), max_bytes=max_bytes)
 

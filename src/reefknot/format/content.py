@@ -1,6 +1,6 @@
 """The tensors of one stream, one after the other: the same calls write and read them.
 
-Takes     a coder that stands behind the header, and codebooks in the order of a file.
+Takes     a coder that has passed the header, and codebooks sorted as in a file.
 Gives     indices of tied tensors and their scales, bytes of kept ones.
 """
 
@@ -17,7 +17,7 @@ from reefknot.state import occurrences
 
 
 class SolidContent:
-    """What the tensors of a stream have taught the models so far."""
+    """The models of one stream, with what they have learned from its tensors so far."""
 
     def __init__(self) -> None:
         self._memory = tied.Memory()
@@ -32,7 +32,7 @@ class SolidContent:
         codebook: int,
         book: layout.Book,
     ) -> np.ndarray:
-        """Indices into a sorted codebook, which a writer gives and a reader gets."""
+        """Code indices into a sorted codebook; a reader passes None and gets them back."""
         size = len(book.bits)
         zero = book.bits.index(0) if 0 in book.bits else -1
         pivot = max(zero, 0)
@@ -48,13 +48,13 @@ class SolidContent:
         )
 
     def code_kept(self, coder: Coder, planes: np.ndarray, tag: str) -> np.ndarray:
-        """Bytes of a kept tensor."""
+        """Code the bytes of a kept tensor."""
         return code_planes(coder, planes, self._planes.setdefault(tag, PlaneModel()))
 
     def code_scales(
         self, coder: Coder, values: np.ndarray | None, num_scales: int = 0
     ) -> np.ndarray:
-        """The scales of a tied tensor, which are predicted from other scales only."""
+        """Code the scales of a tied tensor, which are predicted from other scales only."""
         blank = np.zeros((num_scales, layout.SCALE_BYTES), np.uint8)
         planes = blank if values is None else to_planes(values, SCALE)
         before = coder.spent()
@@ -64,7 +64,7 @@ class SolidContent:
 
 
 def _pivot(indices: np.ndarray, size: int, zero: int) -> int:
-    """The value whose places are coded first: zero, unless it is rare."""
+    """The index that most elements are assumed to have: that of zero, unless zero is rare."""
     counts = occurrences(indices, size)
     most = int(np.argmax(counts))
     return zero if zero >= 0 and 4 * counts[zero] >= counts[most] else most

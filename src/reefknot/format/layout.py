@@ -3,12 +3,12 @@
     solid      "REF" 01 | stream | CRC-32 of all before
     indexed    "REF" 81 | streams of tensors | header | its length | CRC-32 of head, header, length
 
-Version 2 (02, 82) has tensors with scales besides; a file without them is of version 1.
+Version 2 (02, 82) adds tensors with scales; a file without them is of version 1.
 
-A solid file is one stream of the range coder: the header, then every tensor. An indexed file keeps
-tensors apart, so that one can be read without the others; its header comes last, so that it can be
-written without knowing it. Lengths and checksums have 4 bytes, little endian. docs/format.md is the
-specification.
+A solid file is one stream of the range coder: the header, then every tensor. An indexed file has a
+stream for each tensor, so that one can be read without the others; its header comes last, so that
+tensors can be written before it is known. Lengths and checksums have 4 bytes, little endian.
+docs/format.md is the specification.
 """
 
 import math
@@ -38,13 +38,14 @@ MAX_DIMENSIONS: Final = 64
 MAX_ELEMENTS: Final = 1 << 46
 MAX_CODEBOOK: Final = 65_536
 
-# What a file may claim beyond so much for each of its bytes; a reader's time is bounded by it.
+# What a file may claim: a constant, and so much more for each of its bytes. This bounds the time
+# that a reader can take.
 SOLID_BUDGET: Final = 1 << 21
 STREAM_BUDGET: Final = 256
 BUDGET_PER_BYTE: Final = 16
 PARTS, PARTS_PER_BYTE = 64, 2  # codebooks, tensors and aliases
 VALUES, VALUES_PER_BYTE = MAX_CODEBOOK, 8  # of all codebooks
-LETTERS, LETTERS_PER_BYTE = 1 << 20, 64  # bytes of all names
+CHARACTERS, CHARACTERS_PER_BYTE = 1 << 20, 64  # of all names
 
 # Numbers of element types in a file. Only ever add at the end.
 TAGS: Final = (
@@ -95,7 +96,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Header:
-    """All that a file says apart from the elements of its tensors."""
+    """Everything in a file apart from the elements of its tensors."""
 
     books: tuple[Book, ...] = ()
     entries: tuple[Entry, ...] = ()
@@ -117,7 +118,7 @@ def version_of(entries: Iterable[Entry]) -> int:
 def code_header(coder: Coder, header: Header, *, indexed: bool, file_bytes: int = 0) -> Header:
     """Write a header, or read one.
 
-    A reader looks at nothing of `header` but its version; `file_bytes` limits what a file claims.
+    A reader uses only the version of `header`; `file_bytes` limits what the file may claim.
     """
     num_books = coder.number(len(header.books), "books")
     num_entries = coder.number(len(header.entries), "entries")
@@ -176,7 +177,7 @@ class _Claims:
     writing: bool
     file_bytes: int
     values: int = 0
-    letters: int = 0
+    characters: int = 0
 
     def fits(self, number: int, free: int, per_byte: int) -> bool:
         return self.writing or number <= free + per_byte * self.file_bytes
@@ -190,14 +191,16 @@ class _Claims:
         if name in names:
             raise FormatError(f"two of its tensors have the same name, {name!r}")
         names.add(name)
-        self.letters += len(name)
-        if not self.fits(self.letters, LETTERS, LETTERS_PER_BYTE):
-            raise FormatError(f"its names claim {self.letters:,} letters, too many for its size")
+        self.characters += len(name)
+        if not self.fits(self.characters, CHARACTERS, CHARACTERS_PER_BYTE):
+            raise FormatError(
+                f"its names claim {self.characters:,} characters, too many for its size"
+            )
 
 
 @dataclass
 class _Seen:
-    """What the tensors so far say about the next one."""
+    """What earlier tensors have that the next one may share."""
 
     version: int
     by_ending: dict[str, Entry] = field(default_factory=dict)
@@ -275,7 +278,7 @@ def _code_scaled_type(coder: Coder, dtype: DType) -> DType:
 
 
 def _code_scales(coder: Coder, result: Entry, entry: Entry, last_run: int) -> Entry:
-    """How scales lie over a tensor: in runs of so many elements, one for each if not fewer."""
+    """How scales are laid out: elements per run, and how many scales if not one for each run."""
     if last_run and coder.flag(entry.run == last_run, "same run"):
         run = last_run
     else:
@@ -304,7 +307,8 @@ def _code_shape(
     result: list[int] = []
     for i in range(rank):
         size = shape[i] if coder.writing else 0
-        # Outputs of the last layer, the same place of a tensor with such a name, the number before.
+        # Three guesses: the outputs of the last layer, the same size of the last tensor with this
+        # ending, and the size before this one.
         guesses = (
             outputs,
             like.shape[i] if like and i < len(like.shape) else -1,
@@ -343,7 +347,7 @@ def raw(negative: bool, magnitude: int, dtype: DType) -> int:
 
 
 def sort_key(bits: int, dtype: DType) -> int:
-    """Where a value stands among the others of a codebook: ascending, as numbers."""
+    """A key that sorts the values of a codebook in ascending order."""
     negative, magnitude = ordered(bits, dtype)
     return -magnitude - 1 if negative else magnitude
 

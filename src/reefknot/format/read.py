@@ -1,10 +1,10 @@
 """Reading `.reef` files: bytes that may be hostile, to a `TiedState`.
 
-Takes     a file, whole or with the right to seek in it.
+Takes     a file that is open for reading and seeking, or its bytes.
 Gives     its state, or only some of its tensors; a `FormatError` for anything that is not right.
 
-Nothing is allocated before its size has been weighed against `max_bytes`: a few bytes can promise
-any number of zeros.
+Nothing is allocated before its size has been checked against `max_bytes`: a few bytes can claim any
+number of zeros.
 """
 
 import io
@@ -27,12 +27,12 @@ from reefknot.scales import SCALE, Scales
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 
 PARALLEL_ELEMENTS = 1 << 20
-CHUNK = 1 << 20  # bytes that are read at a time where they are not needed together
+CHUNK = 1 << 20  # bytes that are read at a time where only their checksum is needed
 
 
 @dataclass(frozen=True)
 class TensorCost:
-    """What a tensor takes up in a file, and what of it tells where elements are; in bytes."""
+    """What a tensor takes up in a file, and how much of that are positions and scales, in bytes."""
 
     total: float
     positions: float = 0.0
@@ -41,7 +41,7 @@ class TensorCost:
 
 @dataclass(frozen=True)
 class FileContent:
-    """What a file holds, and where its bytes went: all from the same bytes, each read once."""
+    """What a file holds, and where its bytes went; each byte is read only once."""
 
     state: TiedState
     book_bytes: float
@@ -56,7 +56,7 @@ class FileContent:
     def checksum(self) -> int:
         """The CRC-32 of the whole file, from those of its parts."""
         whole = 0
-        for checksum, size in self.parts:  # CRC-32 is linear: over zeros, parts can be added up
+        for checksum, size in self.parts:  # CRC-32 is linear: parts padded with zeros are added
             whole = checksum ^ _over_zeros(whole, size) ^ _over_zeros(0, size)
         return whole
 
@@ -94,7 +94,7 @@ def read_header(file: io.BufferedIOBase, *, source: str) -> layout.Header:
 
 
 def _about(source: str, error: ReefknotError) -> FormatError:
-    """The same error, which now says what file it is about."""
+    """The same error, with the file named in front."""
     text = str(error)
     verb = text.startswith(("is ", "has "))
     return FormatError(f"{source} {text}" if verb else f"{source}: {text}")
@@ -102,7 +102,7 @@ def _about(source: str, error: ReefknotError) -> FormatError:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A file whose header has been read; the coder of a solid one stands at its first tensor."""
+    """A file whose header has been read; the coder of a solid one is at its first tensor."""
 
     header: layout.Header
     coder: Coder | None
@@ -140,7 +140,7 @@ def _open(file: io.BufferedIOBase) -> _Opened:
 
 
 def _bytes_of(file: io.BufferedIOBase, number: int) -> np.ndarray:
-    """The next bytes, in memory that the loops can have without another copy."""
+    """The next bytes, as an array that the compiled loops use without another copy."""
     data = np.empty(number, np.uint8)
     if file.readinto(data.data) != number:
         raise FormatError("has become shorter while it was read; try again")
@@ -186,7 +186,7 @@ def _read(file: io.BufferedIOBase, max_bytes: int, names: Collection[str] | None
     opened = _open(file)
     header, coder = opened.header, opened.coder
     wanted = _wanted(header, names)
-    _weigh(header, wanted if coder is None else set(range(len(header.entries))), max_bytes)
+    _check_size(header, wanted if coder is None else set(range(len(header.entries))), max_bytes)
     books = tuple(_codebook(book) for book in header.books)
     if coder is not None:
         tensors, costs = _read_solid(coder, header, wanted)
@@ -203,8 +203,8 @@ def _read(file: io.BufferedIOBase, max_bytes: int, names: Collection[str] | None
     )
 
 
-def _weigh(header: layout.Header, wanted: set[int], max_bytes: int) -> None:
-    """Refuse what would take up too much; an alias weighs what its tensor does."""
+def _check_size(header: layout.Header, wanted: set[int], max_bytes: int) -> None:
+    """Refuse what would take up too much memory; an alias counts like its tensor."""
     names = [1] * len(header.entries)
     for _, owner in header.aliases:
         names[owner] += 1
@@ -256,7 +256,7 @@ def _read_solid(coder: Coder, header: layout.Header, wanted: set[int]) -> tuple[
 
 
 def _spent(coder: Coder, content: SolidContent) -> np.ndarray:
-    """64ths of a byte so far: in all, on values, on scales."""
+    """What has been spent so far, in 64ths of a byte: in all, on values, on scales."""
     return np.array([coder.spent(), coder.spent_on_values, content.spent_on_scales], np.float64)
 
 
@@ -297,7 +297,7 @@ def _check_book(entry: layout.Entry, book: layout.Book) -> None:
 
 
 class _Stream:
-    """The bytes of one tensor, each read once: whether they are whole is known at their end."""
+    """The bytes of one tensor, each read once; their checksum is compared at the end."""
 
     def __init__(
         self, file: io.BufferedIOBase, lock: threading.Lock, start: int, entry: layout.Entry
@@ -310,7 +310,7 @@ class _Stream:
         return self.take_array(number).tobytes()
 
     def take_array(self, number: int) -> np.ndarray:
-        """The next bytes, as an array that nothing else holds."""
+        """The next bytes, as an array that is not shared."""
         if number > self.left:
             raise FormatError("its bytes end early; fetch the file again")
         with self._lock:
@@ -321,7 +321,7 @@ class _Stream:
         return data
 
     def check(self) -> None:
-        """Read what is left, and refuse bytes that are not those that were written."""
+        """Read what is left, and refuse the stream if its checksum does not match."""
         while self.left:
             self.take_array(min(self.left, CHUNK))
         if self._checksum != self._entry.checksum:
@@ -346,7 +346,7 @@ def _read_indexed(
     if sum(header.entries[number].num_elements for number in numbers) < PARALLEL_ELEMENTS:
         done = [read(number) for number in numbers]
     else:
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the loops hold no lock
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the loops release the GIL
             done = list(pool.map(read, numbers))
     tensors = {number: tensor for number, (tensor, _) in zip(numbers, done, strict=True)}
     return tensors, {number: cost for number, (_, cost) in zip(numbers, done, strict=True)}
@@ -368,7 +368,7 @@ def _read_stream(
             _, values, scales = _spent(coder, content) / 64
             cost = _cost(total, tensor, values, scales)
     except ReefknotError as error:
-        stream.check()  # if the bytes are damaged, that is what to say
+        stream.check()  # if the checksum does not match, that is the better message
         raise FormatError(f"in {entry.name!r}, {error}") from error
     stream.check()
     return tensor, cost
@@ -417,7 +417,7 @@ def _fast_planes(coder: Coder, stream: _Stream, shape: tuple[int, int]) -> np.nd
 
 
 def _over_zeros(checksum: int, size: int) -> int:
-    """A CRC-32 that goes on over so many zeros."""
+    """The CRC-32 after so many more zero bytes."""
     zeros = bytes(min(size, CHUNK))
     for at in range(0, size, CHUNK):
         checksum = zlib.crc32(zeros[: min(CHUNK, size - at)], checksum)

@@ -48,7 +48,7 @@ def write_parts(
     aliases: dict[str, str],
     effort: Effort = "auto",
 ) -> int:
-    """An indexed file of a state that nobody holds as a whole; gives its size in bytes."""
+    """Write an indexed file tensor by tensor, with one in memory at a time; gives its size."""
     writer = IndexedWriter(file, effort)
     numbers = [writer.add_codebook(codebook) for codebook in codebooks]
     for tensor in tensors:
@@ -62,7 +62,7 @@ def write_parts(
 
 
 def sorted_book(codebook: Codebook) -> tuple[layout.Book, np.ndarray]:
-    """A codebook in the order of a file, and where each of its values has gone."""
+    """A codebook sorted as in a file, and the new index of each of its values."""
     bits = codebook.values.view(f"<u{codebook.dtype.item_bytes}").tolist()
     order = sorted(range(len(bits)), key=lambda i: layout.sort_key(bits[i], codebook.dtype))
     place = np.zeros(len(bits), np.uint16)
@@ -71,7 +71,7 @@ def sorted_book(codebook: Codebook) -> tuple[layout.Book, np.ndarray]:
 
 
 def _solid(state: TiedState) -> bytes | None:
-    """One stream for all; None for a state so regular that its few bytes would claim too much."""
+    """One stream for all tensors; None if its few bytes may not claim so many elements."""
     sorted_books = [sorted_book(codebook) for codebook in state.codebooks]
     entries = tuple(_entry(state, tensor) for tensor in state.tensors)
     owners = {entry.name: number for number, entry in enumerate(entries)}
@@ -126,7 +126,7 @@ class IndexedWriter:
         self.bytes_written = file.write(layout.head_of(layout.Header(), indexed=True))
 
     def add_codebook(self, codebook: Codebook) -> int:
-        """Announce a codebook; gives its number."""
+        """Add a codebook; gives its number."""
         self._books.append(sorted_book(codebook))
         return len(self._books) - 1
 
@@ -176,7 +176,7 @@ class IndexedWriter:
         head = layout.head_of(header, indexed=True)
         tail += zlib.crc32(head + tail).to_bytes(layout.CHECK_BYTES, "little")
         self._file.write(tail)
-        self._file.seek(self._start)  # which version it is, is known now
+        self._file.seek(self._start)  # the version is known only now
         self._file.write(head)
         self._file.seek(0, io.SEEK_END)
         self.bytes_written += len(tail)
@@ -186,7 +186,7 @@ class IndexedWriter:
 def _tied_stream(
     tensor: TiedTensor, indices: np.ndarray, book: layout.Book, fast: bool
 ) -> tuple[list[bytes], bool]:
-    """The stream of a tensor, and whether it is fast: what is most regular cannot be tight."""
+    """The stream of a tensor, and whether it is fast: a tight one could exceed the "Limits"."""
     coder, content = Coder(), SolidContent()
     if not fast:
         content.code_tied(coder, indices.shape, indices, tensor.codebook, book)

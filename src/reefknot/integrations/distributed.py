@@ -1,8 +1,8 @@
-"""Many processes: a file from shards, and going on with another number of processes.
+"""Many processes: a file from shards, and resuming with another number of processes.
 
 Takes     a method whose weights are sharded (FSDP2), or repeated (DDP), or neither.
 Gives     its `.reef` file, written by one process, tensor by tensor; its state from a checkpoint of
-          `torch.distributed.checkpoint`, whoever wrote it.
+          `torch.distributed.checkpoint`, written by any number of processes.
 Unaware   of how weights are tied.
 
 All processes call these together. `dcp.save({"tie": tie.state_dict(), ...})` writes the checkpoint.
@@ -25,10 +25,10 @@ from reefknot.tying.collectives import Peers, as_divided
 
 
 def save(tie: TyingMethod, path: Path | str) -> int:
-    """Finish, and write the `.reef` file, whole or not at all; gives its size in bytes.
+    """Finish, and write the `.reef` file atomically; gives its size in bytes.
 
     The bytes are those of `reefknot.save(tie.finish(), path)`. Of a network of more than two
-    million weights no process ever has more than one tensor, at a byte a weight.
+    million weights no process ever holds more than one whole tensor, at one byte per weight.
     """
     peers = Peers((*tie.copies, *tie.peers.groups), tie.device())
     tie.settle()
@@ -39,7 +39,7 @@ def save(tie: TyingMethod, path: Path | str) -> int:
             written = _write(content, elements, path)
         except ReefknotError as mistake:
             error = mistake
-    for _ in content.tensors:  # the others take their part in gathering each of them
+    for _ in content.tensors:  # the other processes take part in gathering each tensor
         pass
     return peers.told(lambda: _or_raise(written, error))
 
@@ -63,7 +63,7 @@ def _write(content: Content, elements: int, path: Path | str) -> int:
 def load_state(
     tie: TyingMethod, checkpoint: Path | str, key: str = "tie", process_group: Any = None
 ) -> None:
-    """Go on from a folder that `torch.distributed.checkpoint` wrote, `key` naming the state in it.
+    """Resume from a folder that `torch.distributed.checkpoint` wrote; `key` names the state in it.
 
     It may have been written by any number of processes. Those of `process_group` read it.
     """
@@ -86,7 +86,7 @@ def load_state(
 
 
 def _room(tie: TyingMethod, name: str, entry: Any) -> torch.Tensor | int:
-    """What an entry of the checkpoint is loaded into; an entry of a tensor, divided as that is."""
+    """What an entry of the checkpoint is loaded into, sharded like the tensor it belongs to."""
     if not hasattr(entry, "size"):
         return 0
     for group in tie.groups:

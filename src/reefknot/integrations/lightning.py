@@ -12,9 +12,17 @@ Unaware   of what the module does.
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
+from reefknot.errors import ConfigError
 from reefknot.integrations.session import TyingSession
+
+# They put averages in place of the weights at the end. Older versions have only the first.
+_AVERAGING = tuple(
+    getattr(callbacks, name)
+    for name in ("StochasticWeightAveraging", "WeightAveraging")
+    if hasattr(callbacks, name)
+)
 
 
 class TyingCallback(Callback):
@@ -27,15 +35,24 @@ class TyingCallback(Callback):
     def __init__(self, path: str | Path | None = None, **settings: Any) -> None:
         self.session = TyingSession(path, **settings)
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse callbacks that would undo the tying."""
+        for other in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(other, _AVERAGING):
+                raise ConfigError(
+                    f"{type(other).__name__} would put averages of weights in place of the tied "
+                    "ones; leave it out"
+                )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Module, optimizers and the number of steps are there: begin, or go on."""
+        """Module, optimizers and the number of steps are known: start, or resume."""
         steps = trainer.estimated_stepping_batches
         self.session.begin(pl_module, tuple(trainer.optimizers), steps)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *batch: Any, **parts: Any
     ) -> None:
-        """After each batch; not each one has an optimizer step."""
+        """After each batch; not every batch has an optimizer step."""
         self.session.after_step()
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every and trainer.global_step % every == 0:

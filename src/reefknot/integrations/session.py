@@ -1,4 +1,4 @@
-"""A method inside a training that somebody else runs.
+"""A method inside a training loop that a framework runs.
 
 Takes     settings of a method, and where the file goes; then model, optimizers and number of steps,
           when the framework knows them.
@@ -19,16 +19,26 @@ from reefknot.format import save
 from reefknot.methods import Method
 from reefknot.public import METHODS
 from reefknot.state import TiedState
+from reefknot.tying.collectives import all_processes, as_in_first
 
 _PHASES = ("soft", "sparsify", "recover", "commit", "hard", "frozen")  # as numbers, for loggers
 _LOGGED = {"density": "density", "kmeans_penalty": "kmeans_penalty", "bytes": "predicted_bytes"}
 
 
+def numbers(method: Method) -> dict[str, float]:
+    """What a logger shows: density, penalty, predicted bytes, and the phase as a number."""
+    stats = method.stats()
+    found = {name: stats.get(key) for name, key in _LOGGED.items()}
+    if stats["phase"] in _PHASES:
+        found["phase"] = _PHASES.index(stats["phase"])
+    return {f"reefknot/{name}": float(x) for name, x in found.items() if x is not None}
+
+
 class TyingSession:
     """From the settings to the file.
 
-    With `target_bytes` or `target_density` the phases share the steps of the training. Without,
-    the method is hardened after `harden_after` of them, a share between 0 and 1.
+    With `target_bytes` or `target_density` the phases share the steps of the training. Without a
+    budget the method is hardened after the fraction `harden_after` of the steps.
     """
 
     def __init__(
@@ -42,7 +52,7 @@ class TyingSession:
         if method not in METHODS:
             raise ConfigError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
         if not 0 < harden_after < 1:
-            raise ConfigError(f"harden_after is a share of the steps, found {harden_after}")
+            raise ConfigError(f"harden_after is a fraction of the steps, found {harden_after}")
         self.path = path
         self.method: Method | None = None
         self._kind, self._settings = METHODS[method], settings
@@ -52,7 +62,7 @@ class TyingSession:
         self._saved: Mapping[str, Any] | None = None
 
     def begin(self, model: nn.Module, optimizers: tuple[Optimizer, ...], steps: float) -> Method:
-        """Make the method and attach it; go on from a state that was loaded before."""
+        """Make the method and attach it; resume from a state that was loaded before."""
         if not math.isfinite(steps) or steps < 1:
             raise TyingError(
                 f"tying needs to know how many optimizer steps there will be, found {steps}; set "
@@ -63,33 +73,38 @@ class TyingSession:
             settings.setdefault("steps", int(steps))
         else:
             self._harden_at = round(self._harden_after * steps)
+        if self.method is not None:
+            self.method.detach()  # a training before this one was stopped
         self.method = self._kind(model, **settings)
+        if not self.method.copies:
+            self.method.copies = all_processes(model.parameters())
         if self._saved is not None:
             self.method.load_state_dict(self._saved)
             self._saved = None
         return self.method.attach(*optimizers)
 
     def after_step(self) -> None:
-        """After each optimizer step: harden when it is time."""
+        """After each optimizer step: harden when its step is reached."""
         method = self._running()
         if self._harden_at is not None and method.step >= self._harden_at and not method.hard:
             method.harden()
 
     def numbers(self) -> dict[str, float]:
-        """What a logger shows: density, penalty, predicted bytes, and the phase as a number."""
-        stats = self._running().stats()
-        found = {name: stats.get(key) for name, key in _LOGGED.items()}
-        if stats["phase"] in _PHASES:
-            found["phase"] = _PHASES.index(stats["phase"])
-        return {f"reefknot/{name}": float(x) for name, x in found.items() if x is not None}
+        """What a logger shows; see `numbers`."""
+        return numbers(self._running())
 
     def end(self, *, write: bool) -> TiedState:
-        """Harden if that is still to be done; finish, detach, and write the file if asked."""
+        """Harden unless that is done; finish, detach, and write the file if asked.
+
+        All processes end with the network of the first one, which writes the file.
+        """
         method = self._running()
         if not method.hard:
             method.harden()
+        copies = method.copies
         state = method.finish()
         method.detach()
+        as_in_first(method.model.state_dict().values(), copies)
         if write and self.path is not None:
             save(state, self.path)
         return state
@@ -99,13 +114,9 @@ class TyingSession:
         return {} if self.method is None else dict(self.method.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from here, now or as soon as the method is made."""
-        if not state:
-            return
-        if self.method is None:
+        """Resume from this state when the training begins."""
+        if state:
             self._saved = dict(state)
-        else:
-            self.method.load_state_dict(state)
 
     def _running(self) -> Method:
         if self.method is None:

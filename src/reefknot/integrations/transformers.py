@@ -6,7 +6,7 @@
 
 Takes     the events of a `Trainer`, and the settings of a method.
 Gives     the file; density, penalty, phase and bytes in the trainer's log; and beside each
-          checkpoint of the trainer `reefknot.safetensors`, from which a resumed training goes on.
+          checkpoint of the trainer `reefknot.safetensors`, from which tying resumes.
 Unaware   of what the model is.
 """
 
@@ -41,10 +41,10 @@ class TyingCallback(TrainerCallback):
         self.resume_from = resume_from
 
     def add_to(self, trainer: Trainer) -> Self:
-        """Join this trainer before its reporters (TensorBoard and the like), which then log it too.
+        """Add this callback before the trainer's reporters (TensorBoard and the like).
 
-        In `Trainer(callbacks=[...])` it comes after them: then the figures are in the trainer's own
-        history and progress only.
+        Then they log its figures, too. With `Trainer(callbacks=[...])` it comes after them, and its
+        figures are only in the trainer's own history and progress bar.
         """
         trainer.callback_handler.callbacks.insert(0, self)
         return self
@@ -52,7 +52,7 @@ class TyingCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
-        """Model, optimizer and the number of steps are there: begin, or go on."""
+        """Model, optimizer and the number of steps are known: start, or resume."""
         if args.load_best_model_at_end:
             raise ConfigError(
                 "load_best_model_at_end would put back weights that are not tied; leave it out"
@@ -85,7 +85,7 @@ class TyingCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
-        """Beside the trainer's own files."""
+        """Save the method's state beside the trainer's own files."""
         if state.is_world_process_zero:
             write_checkpoint(_folder(args, state) / FILE, self.session.state_dict())
 
@@ -99,7 +99,7 @@ class TyingCallback(TrainerCallback):
         folder = Path(self.resume_from) if self.resume_from else _folder(args, state)
         if not (folder / FILE).is_file():
             raise FormatError(
-                f"{folder / FILE}: not found, so tying cannot go on after step "
+                f"{folder / FILE}: not found, so tying cannot resume after step "
                 f"{state.global_step:,}; give the checkpoint's folder as "
                 "TyingCallback(resume_from=...)"
             )

@@ -38,6 +38,7 @@ from reefknot.kernels.work import (
     Work,
     block_of,
     claim,
+    first_place,
 )
 
 POWERS = 21
@@ -102,7 +103,7 @@ class Histogram:
 
 
 class Countable(Protocol):
-    """Numbers, wherever they lie, that can be counted there and be given clusters."""
+    """Numbers, on any device, that can be counted there and assigned to clusters."""
 
     dtype: np.dtype
 
@@ -110,7 +111,7 @@ class Countable(Protocol):
         """The largest magnitude; NaN or infinity if one is that, 0 if there are no numbers."""
 
     def cells(self, bins: Bins) -> NDArray[np.int64]:
-        """For each bin how many numbers are in it, and the sum of their places inside it."""
+        """For each bin how many numbers are in it, and the sum of their offsets inside it."""
 
     def spread(self, bins: Bins, table: NDArray) -> int:
         """Write the cluster of each number, given that of each bin; gives how many changed."""
@@ -187,7 +188,7 @@ def _extent(real: Any) -> Any:
         found = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
         mask = whole(np.iinfo(whole).max)
         largest = whole(0)
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             bits = block_of(table, place, 1, whole)
             for n in range(bits.size):
@@ -217,7 +218,7 @@ def _count(real: Any) -> Any:
         inside = (np.int64(1) << shift) - 1
         alone = numbers[2] == 1
         cells = shared if alone else np.zeros(shared.size, np.int64)
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             bits = block_of(table, place, 1, whole)
             for n in range(bits.size):
@@ -248,7 +249,7 @@ def _assign(real: Any, index: Any) -> Any:
         half = clusters.size // 2
         mask = np.int64(np.iinfo(whole).max)
         changed = np.int64(0)
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             bits, a = block_of(table, place, 1, whole), block_of(table, place, 3, index)
             for n in range(bits.size):

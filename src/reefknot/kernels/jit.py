@@ -67,7 +67,7 @@ class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         sources = _digest(Path(inspect.getfile(function)).parent)
-        self._cache_file = IndexDataCacheFile(
+        self._cache_file = _Files(
             cache_path=self._cache_path,
             filename_base=f"{self._impl.filename_base}-{sources}",
             source_stamp=self._impl.locator.get_source_stamp(),
@@ -79,6 +79,32 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
         except OSError:
             _say_that_nothing_is_kept()
+
+
+class _Files(IndexDataCacheFile):
+    """Files of a loop, named by what is in them: its types, its constants and the processor.
+
+    numba numbers the files of loops that are made on the same line, by an index that they share.
+    Two processes that compile different ones at the same time may take the same number, and a third
+    then finds the machine code of the wrong loop.
+    """
+
+    def __init__(self, **where: Any) -> None:
+        super().__init__(**where)
+        self._where = where
+
+    def load(self, key: Any) -> Any:
+        """The machine code that is kept under a key, if any."""
+        return self._of(key).load(key)
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep machine code under a key."""
+        self._of(key).save(key, data)
+
+    def _of(self, key: Any) -> IndexDataCacheFile:
+        name = hashlib.sha256(repr((numba.__version__, key)).encode()).hexdigest()[:16]
+        base = f"{self._where['filename_base']}-{name}"
+        return IndexDataCacheFile(**self._where | {"filename_base": base})
 
 
 @cache

@@ -103,9 +103,9 @@ def kmeans1d_of_parts(
     distance: Distance = "l2",
     max_iterations: int = 100,
 ) -> Clustering:
-    """`kmeans1d` on numbers of which only some are here, perhaps none; gives the clusters of those.
+    """`kmeans1d` on numbers spread over several places; gives the clusters of those in this one.
 
-    Where they are many they are counted. Otherwise the distinct ones go to all places.
+    Many numbers are counted in bins; of few, the distinct values are sent to all places.
     """
     if distance == "l2" and parts.total(np.array([numbers.size]))[0] >= MANY:
         assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
@@ -172,7 +172,7 @@ class Counted(NamedTuple):
 
 
 def counted(numbers: NDArray, parts: Parts = ONE_PLACE) -> Counted:
-    """Numbers of which only some are here: each distinct one, or where they are many their bins."""
+    """Numbers spread over several places: each distinct one or, of many numbers, their bins."""
     if parts.total(np.array([numbers.size]))[0] >= MANY and has_bins(numbers.dtype):
         flat = np.ascontiguousarray(numbers)
         here = InMemory(work_on(flat), flat.dtype, threads_for(flat.size))

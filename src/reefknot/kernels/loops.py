@@ -33,6 +33,7 @@ from reefknot.kernels.vectors import (
     look_up,
 )
 from reefknot.kernels.work import (
+    BEGIN,
     BLOCK,
     CENTERS,
     NUM_CENTERS,
@@ -43,8 +44,10 @@ from reefknot.kernels.work import (
     SUMS,
     TABLE,
     TASK_SIZE,
+    TENSOR,
     block_of,
     claim,
+    first_place,
 )
 
 ROWS = 8  # of partial sums: additions to the same cell would wait for each other
@@ -89,7 +92,7 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
         zero, tying, l1 = real(0), real(numbers[0]), real(numbers[1])
         minus_tying, minus_l1 = -tying, -l1
         own = np.empty(BLOCK, real)
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             w, g = block_of(table, place, 1, real), block_of(table, place, 2, real)
             a = block_of(table, place, 3, index)
@@ -136,15 +139,15 @@ def sum_clusters(real: Any, index: Any) -> Any:
         pairs = np.empty(BLOCK // 2, np.uint16)
         cells = np.zeros(REPLICAS * num_pairs * 2, np.int64)
         partial = np.zeros((ROWS, sums.size), np.int64)
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             w, a = block_of(table, place, 1, real), block_of(table, place, 3, index)
-            dead = array_at(table[place[0], 4], table[place[0], 0], np.uint8)
-            skips = table[place[0], 4] != 0
+            dead = array_at(table[place[TENSOR], 4], table[place[TENSOR], 0], np.uint8)
+            skips = table[place[TENSOR], 4] != 0
             outside = 0
             step = SUBBLOCK if skips else w.size
             for begin in range(0, w.size, step):
-                if skips and dead[(place[2] + begin) // SUBBLOCK]:
+                if skips and dead[(place[BEGIN] + begin) // SUBBLOCK]:
                     continue
                 part, own = w[begin : begin + step], a[begin : begin + step]
                 for n in range(part.size):
@@ -193,15 +196,15 @@ def project(real: Any, index: Any) -> Any:
         task = carray(address, TASK_SIZE, np.int64)
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
         centers = array_at(task[CENTERS], max(task[NUM_CENTERS], TABLE_SIZE), real)
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             w, a = block_of(table, place, 1, real), block_of(table, place, 3, index)
-            dead = array_at(table[place[0], 4], table[place[0], 0], np.uint8)
-            skips = table[place[0], 4] != 0
+            dead = array_at(table[place[TENSOR], 4], table[place[TENSOR], 0], np.uint8)
+            skips = table[place[TENSOR], 4] != 0
             step = SUBBLOCK if skips else w.size
             for begin in range(0, w.size, step):
                 part, own = w[begin : begin + step], a[begin : begin + step]
-                if skips and dead[(place[2] + begin) // SUBBLOCK]:
+                if skips and dead[(place[BEGIN] + begin) // SUBBLOCK]:
                     part[:] = real(0)
                 elif narrow:
                     _find_narrow(centers, task[NUM_CENTERS], own, part)
@@ -239,7 +242,7 @@ def soft_threshold(real: Any) -> Any:
         task = carray(address, TASK_SIZE, np.int64)
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
         threshold = real(array_at(task[NUMBERS], 2, np.float64)[0])
-        place = np.zeros(4, np.int64)
+        place = first_place(task)
         while claim(task, table, place):
             w = block_of(table, place, 1, real)
             for n in range(w.size):

@@ -1,11 +1,12 @@
-"""Which number stands at a given place when all are sorted, of numbers that lie in several places.
+"""Order statistics of numbers that are spread over several processes.
 
-Takes     magnitudes, of which only some may be here.
-Gives     the one at a place, exactly.
+Takes     magnitudes, of which only some may be in this process.
+Gives     the n-th smallest of all, exactly.
 Unaware   of what the numbers are.
 
-Bits of floating-point magnitudes ascend as they do. So sixteen bits at a time are counted, the
-highest first, and what begins otherwise than the number that is sought is left out.
+The bit patterns of floating-point magnitudes are ordered as the magnitudes are. So this is a radix
+selection: sixteen bits at a time are counted, the highest first, and numbers with other bits than
+the one sought are dropped.
 """
 
 import numpy as np
@@ -16,8 +17,8 @@ from reefknot.kernels.parts import ONE_PLACE, Parts
 _DIGIT = 16
 
 
-def at_place(magnitudes: NDArray, place: int, parts: Parts = ONE_PLACE) -> float:
-    """The number that has `place` others before it among all of them; none is negative."""
+def order_statistic(magnitudes: NDArray, place: int, parts: Parts = ONE_PLACE) -> float:
+    """The number at index `place` when all of them are sorted; none is negative."""
     if parts is ONE_PLACE:
         return float(np.partition(magnitudes, place)[place])
     bits = magnitudes.view(f"u{magnitudes.itemsize}")

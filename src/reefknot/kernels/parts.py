@@ -1,10 +1,10 @@
-"""Numbers that lie in several places, and what must be known of all of them together.
+"""Reductions over numbers that are spread over several places: processes that hold shards.
 
 Takes     what one place has counted.
-Gives     what all places have counted, the same everywhere.
-Unaware   of how the places reach each other.
+Gives     the result for all places, the same everywhere.
+Unaware   of how the places communicate.
 
-All that is added up is whole, so that neither the order nor the number of places matters.
+Sums are of integers, so that neither the order nor the number of places matters.
 """
 
 from typing import Protocol
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 
 class Parts(Protocol):
-    """The places; every one of them makes the same calls in the same order."""
+    """Reductions over all places; every place makes the same calls in the same order."""
 
     def total(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over all places, element by element."""
 
     def largest(self, magnitude: float) -> float:
-        """The largest of all places' magnitudes, none negative; NaN if one is."""
+        """The largest magnitude of all places; NaN if one of them is NaN."""
 
     def merged(
         self, points: NDArray[np.float64], counts: NDArray[np.int64]
@@ -29,20 +29,20 @@ class Parts(Protocol):
 
 
 class OnePlace:
-    """Everything is here."""
+    """All numbers are in one place: nothing is reduced."""
 
     def total(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What was counted here."""
+        """The counts themselves."""
         return counts
 
     def largest(self, magnitude: float) -> float:
-        """What is largest here."""
+        """The magnitude itself."""
         return magnitude
 
     def merged(
         self, points: NDArray[np.float64], counts: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What is here."""
+        """The points and counts themselves."""
         return points, counts
 
 

@@ -3,6 +3,10 @@
 Takes     the sizes and addresses of tensors.
 Gives     the next free block to each thread that asks for one.
 Unaware   of what is done with the blocks, and of torch.
+
+Each thread has a lane: a contiguous part of every tensor, the same one that torch gives to that
+thread in its own elementwise operations. So a thread finds its blocks in its own core's cache, and
+not in another one's. A thread that is done with its lane helps with the others.
 """
 
 from collections.abc import Sequence
@@ -11,15 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.kernels.jit import inlined, inlined_with_arrays
-from reefknot.kernels.shared import add_to, array_at, share
+from reefknot.kernels.jit import inlined_with_arrays
+from reefknot.kernels.shared import add_to, array_at, share, thread_number
 from reefknot.kernels.vectors import TABLE_SIZE
 
 BLOCK = 4096
 SUBBLOCK = 64  # skipped if all of it is in a fixed zero cluster
+DIVIDED = 1 << 15  # torch divides larger tensors among its threads
+LINE = 8  # int64s in a line of the cache
 
-# The elements of a task; element 0 is the number of the next block.
-NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, TASK_SIZE = range(1, 9)
+# The elements of a task; `shared` has the first two.
+NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, LANES, NUM_LANES, TASK_SIZE = (
+    range(2, 12)
+)
+# The elements of a thread's place: its tensor, begin and end of its block; and what `claim` needs.
+TENSOR, BEGIN, END, LANE, EARLIER, VISITED, PLACE_SIZE = range(7)
 
 
 class Row(NamedTuple):
@@ -32,19 +42,20 @@ class Row(NamedTuple):
     dead: int  # a byte for each sub-block: whether all of it is in the zero cluster
 
 
-WEIGHTS, GRAD = Row._fields.index("weights"), Row._fields.index("grad")
+WEIGHTS, GRAD, ASSIGNMENT = map(Row._fields.index, ("weights", "grad", "assignment"))
 
 
 class Work:
     """Tensors that loops run over repeatedly; their memory must outlive this object."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.table = np.array(rows, np.int64).reshape(len(rows), len(Row._fields))
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.table = np.array(rows, np.int64).reshape(len(rows), -1)  # sizes in the first column
         self.elements = int(self.table[:, 0].sum())
-        self._numbers = np.zeros(3)
+        self._numbers = np.zeros(3)  # for a loop
         self._task = np.zeros(TASK_SIZE, np.int64)
         self._task[NUM_TENSORS], self._task[TABLE] = len(rows), self.table.ctypes.data
         self._task[NUMBERS] = self._numbers.ctypes.data
+        self._lanes = np.zeros(0, np.int64)  # for each lane, in a line of its own, its next block
 
     def run(
         self,
@@ -65,27 +76,51 @@ class Work:
         if sums is not None:
             task[NUM_CENTERS], task[SUMS] = sums.size, sums.ctypes.data
         task[OUTSIDE] = 0
-        share(loop, task, self.elements, min(threads, 1 + self.elements // (4 * BLOCK)))
+        threads = min(threads, 1 + self.elements // (4 * BLOCK))
+        if len(self._lanes) != threads * LINE:
+            self._lanes = np.zeros(threads * LINE, np.int64)
+            task[LANES], task[NUM_LANES] = self._lanes.ctypes.data, threads
+        self._lanes[:] = 0
+        share(loop, task, self.elements, threads)
         return int(task[OUTSIDE])
 
 
-@inlined
+@inlined_with_arrays
+def first_place(task: Any) -> Any:
+    """Where a thread begins: before the first block of its lane."""
+    place = np.zeros(PLACE_SIZE, np.int64)
+    place[LANE] = thread_number(task) % task[NUM_LANES]
+    return place
+
+
+@inlined_with_arrays
 def claim(task: Any, table: Any, place: Any) -> Any:
-    """Claim the next free block: `place` becomes its tensor, first block, begin, end."""
-    block = add_to(task, 0, 1)
-    while place[0] < task[NUM_TENSORS]:
-        size = table[place[0], 0]
-        begin = (block - place[1]) * BLOCK
-        if begin < size:
-            place[2], place[3] = begin, min(begin + BLOCK, size)
-            return True
-        place[0] += 1
-        place[1] += (size + BLOCK - 1) // BLOCK
+    """Claim the next free block of the own lane, or of another one; False if none is left."""
+    lanes, num_lanes = array_at(task[LANES], task[NUM_LANES] * LINE, np.int64), task[NUM_LANES]
+    while place[VISITED] < num_lanes:
+        lane = place[LANE]
+        block = add_to(lanes, lane * LINE, 1)
+        while place[TENSOR] < task[NUM_TENSORS]:
+            size = table[place[TENSOR], 0]
+            blocks = (size + BLOCK - 1) // BLOCK
+            first, last = blocks * lane // num_lanes, blocks * (lane + 1) // num_lanes
+            if size <= DIVIDED:
+                first, last = np.int64(0), blocks if lane == 0 else np.int64(0)
+            block_here = first + block - place[EARLIER]
+            if block_here < last:
+                place[BEGIN] = block_here * BLOCK
+                place[END] = min(place[BEGIN] + BLOCK, size)
+                return True
+            place[TENSOR] += 1
+            place[EARLIER] += last - first
+        place[LANE] = (lane + 1) % num_lanes
+        place[VISITED] += 1
+        place[TENSOR] = place[EARLIER] = 0
     return False
 
 
 @inlined_with_arrays
 def block_of(table: Any, place: Any, column: Any, dtype: Any) -> Any:
     """The current block of one of its tensor's arrays."""
-    tensor = place[0]
-    return array_at(table[tensor, column], table[tensor, 0], dtype)[place[2] : place[3]]
+    tensor = place[TENSOR]
+    return array_at(table[tensor, column], table[tensor, 0], dtype)[place[BEGIN] : place[END]]

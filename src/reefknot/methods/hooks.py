@@ -55,6 +55,12 @@ class StepHooks:
             raise TyingError("attach needs the optimizer (or optimizers) that train the model")
         if len(set(map(id, optimizers))) < len(optimizers):
             raise TyingError("attach was given the same optimizer twice")
+        for optimizer in optimizers:
+            if "__deepcopy__" in vars(optimizer):
+                raise TyingError(
+                    f"another method is attached to the {type(optimizer).__name__} already; call "
+                    "its detach() first, or make a new optimizer"
+                )
         self._optimizers = optimizers
         self._before, self._after = before, after
         self._stepped: set[int] = set()  # optimizers that have stepped in this round

@@ -2,9 +2,9 @@
 
 pack.py         files to files, within a budget    models.py       `reefknot.pack`: models, inputs
 clustering.py   k-means and pruning, lossless      network.py      one pass at one price of a bit
-budget.py       a step for each tensor             calibration.py  which weight meets which inputs
-quantiser.py    one tensor and a step              feedback.py     one matrix for its inputs
-changes.py      what was done, and lost            norms.py        BatchNorm of a packed network
-inputs.py       random ones                        outputs.py      what became of the outputs
-low_bit.py      integers times scales, found
+budget.py       a step for each tensor             calibration.py  the inputs of each weight
+quantizer.py    one tensor and a step              feedback.py     one matrix for its inputs
+changes.py      what was changed, and the error    norms.py        BatchNorm of a packed network
+inputs.py       random inputs                      outputs.py      how much the outputs changed
+low_bit.py      finds integers times scales
 """

@@ -1,13 +1,13 @@
-"""One budget for a whole checkpoint: which step each tensor gets, so that a bit is worth the same.
+"""One budget for a whole checkpoint: steps for all tensors, so that a bit is worth the same in all.
 
-Takes     tensors, and a size, bits a weight, or a relative error of the weights.
+Takes     tensors, and a size, bits per weight, or a relative error of the weights.
 Gives     a `BudgetPlan`, which ties each tensor when asked, as `clustering.Plan` does.
-Unaware   of files; what a file takes is told to it.
+Unaware   of files; their size is passed to it.
 
-Without inputs nobody knows what a tensor's error does to the outputs. The model here: the relative
-error that a tensor brings counts the same for every tensor, and so `error² / share` is equal over
-tensors, share being (its elements)^LARGER_IS_COARSER. Look-up tables, of which an input reads a few
-rows, may be coarser; position tables, which every input reads, finer.
+Without inputs it is unknown what a tensor's error does to the outputs. The assumption here: the
+same relative error does the same harm in every tensor. So `error² / share` is equal over tensors,
+where share is (number of elements)^LARGER_IS_COARSER. Embedding tables, of which an input reads a
+few rows, may be coarser; position embeddings, which every input reads, are finer.
 """
 
 import math
@@ -21,15 +21,15 @@ from reefknot.dtypes import DType
 from reefknot.errors import ConfigError
 from reefknot.packing.changes import Change
 from reefknot.packing.clustering import Settings, Tensor
-from reefknot.packing.quantiser import COARSEST, FINEST, Histogram, Quantiser, entropy, quantise
+from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy, quantize
 from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
 
 LARGER_IS_COARSER = 0.75
-COARSER_TABLE, FINER_TABLE = 2.0, 0.5  # of squared error: look-up tables, position tables
-MANY_ROWS = 4096  # a table of fewer is read from end to end
+COARSER_TABLE, FINER_TABLE = 2.0, 0.5  # factors on squared error: embeddings, position embeddings
+MANY_ROWS = 4096  # an embedding table has at least so many
 STEPS = FINEST * 2.0 ** np.array([0, 2, 4, *np.arange(5, 11.01, 0.25)])
-MIN_SIZE = 256  # smaller than that of clusters: a small tensor gets a fine step
-BOOK_BYTES = 1.5  # of a value in a codebook
+MIN_SIZE = 256  # less than with clusters: a small tensor gets a fine step
+BOOK_BYTES = 1.5  # that a value of a codebook takes in a file, about
 _POSITIONS = re.compile(r"(^|[._])(wpe|pos|pos_?emb\w*|\w*position\w*|places)([._]|$)", re.I)
 _LOOK_UP = re.compile(r"embed|(^|[._])(wte|tok|tokens?|emb|vocab)([._]|$)", re.I)
 
@@ -46,7 +46,7 @@ class Budget:
         given = [name for name in ("size", "bits", "error") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigError(
-                "name one of size (--size), bits (--bits) and error (--error), "
+                "give one of size (--size), bits (--bits) and error (--error), "
                 f"found {' and '.join(given) or 'none'}"
             )
         value = getattr(self, given[0])
@@ -67,15 +67,15 @@ class Curve:
     """What a tensor costs at each of STEPS."""
 
     histogram: Histogram
-    bits: np.ndarray  # a weight
+    bits: np.ndarray  # per weight
     errors: np.ndarray  # squared, relative
-    share: float  # of the squared error that it may have
+    share: float  # how much squared relative error it may have, relative to others
 
     @classmethod
     def of(cls, name: str, values: np.ndarray, dtype: DType) -> "Curve":
-        """Look at a tensor."""
+        """Measure a tensor."""
         histogram = Histogram.of(values, dtype)
-        found = [Quantiser.of(histogram, step) for step in STEPS]
+        found = [Quantizer.of(histogram, step) for step in STEPS]
         bits = np.minimum.accumulate([q.bits + _book_bits(q) / values.size for q in found])
         errors = np.maximum.accumulate([q.error for q in found])
         return cls(histogram, bits, errors, share_of(name, values.shape))
@@ -87,7 +87,7 @@ class Curve:
         return float(2.0**at) if error < self.errors[-1] else COARSEST
 
     def bits_at(self, step: float) -> float:
-        """Bits a weight, by order-0 entropy."""
+        """Bits per weight, by order-0 entropy."""
         return float(np.interp(math.log2(step), np.log2(STEPS), self.bits))
 
     def error_at(self, step: float) -> float:
@@ -96,12 +96,12 @@ class Curve:
         return float(2.0 ** np.interp(math.log2(step), np.log2(STEPS), logs))
 
 
-def _book_bits(quantiser: Quantiser) -> float:
-    return 8 * BOOK_BYTES * len(quantiser.multiples)
+def _book_bits(quantizer: Quantizer) -> float:
+    return 8 * BOOK_BYTES * len(quantizer.multiples)
 
 
 def share_of(name: str, shape: tuple[int, ...]) -> float:
-    """How much squared relative error a tensor may have beside others."""
+    """How much squared relative error a tensor may have, relative to others."""
     share = math.prod(shape) ** LARGER_IS_COARSER
     if _POSITIONS.search(name):
         return share * FINER_TABLE
@@ -110,7 +110,7 @@ def share_of(name: str, shape: tuple[int, ...]) -> float:
 
 
 class BudgetPlan:
-    """Steps for all tensors of a checkpoint; `level` is all that there is to choose."""
+    """Steps for all tensors of a checkpoint; they all follow from `level`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -139,7 +139,7 @@ class BudgetPlan:
         return name in self._curves
 
     def at_level(self, level: float) -> None:
-        """Begin again with this level."""
+        """Start over with this level."""
         self.level, self.codebooks = level, []
 
     def level_for_bytes(self, num_bytes: float) -> float:
@@ -174,7 +174,7 @@ class BudgetPlan:
             return KeptTensor(name, dtype, values), Change(name, f"kept exactly: {reason}")
         curve = self._curves[name]
         step = self._step(curve, self.level)
-        book, indices, loss = quantise(values, dtype, curve.histogram, step)
+        book, indices, loss = quantize(values, dtype, curve.histogram, step)
         self.codebooks.append(book)
         tensor = TiedTensor(name, len(self.codebooks) - 1, indices)
         change = loss.change(name, f"tied to {len(book):,} values")

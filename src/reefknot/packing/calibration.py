@@ -1,12 +1,12 @@
-"""What a network computes with each of its weights, seen from outside.
+"""Calibration: the inputs that each weight of a network is multiplied by.
 
-Takes     a torch module, and batches of inputs.
-Gives     in which order its weights are used, and the inputs that each of them meets.
-Unaware   of quantisation.
+Takes     a torch module, and batches of calibration inputs.
+Gives     in which order its weights are used, and the inputs of each of them.
+Unaware   of quantization.
 
-Products are watched where torch carries them out (`aten::mm`, `addmm`, `convolution`), not by the
-kind of module: projections of attention, the steps of recurrent layers and functions that people
-write themselves are all seen, and a weight is known by where it lies in memory.
+Products are intercepted where torch dispatches them (`aten::mm`, `addmm`, `convolution`), not by
+the kind of module: projections of attention, the steps of recurrent layers and functions that
+people write themselves are all seen. A weight is recognised by its address in memory.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Site:
-    """A place of a network where a weight, or some of its rows, meets inputs."""
+    """A product in a network: a weight, or some of its rows, times inputs; or a BatchNorm."""
 
     name: str
     first_row: int = 0
     rows: int = 0
     groups: int = 1
     norm: _BatchNorm | None = None  # instead of a weight
-    after: str = ""  # of a norm: the weight whose products it gets as they are
+    after: str = ""  # of a norm: the weight whose products are directly its inputs
 
 
 class Moments:
     """Sums over inputs in the packed network, and over the same inputs in the original one.
 
-    One matrix for each group of a convolution; all are means once `finish` was called.
+    One matrix for each group of a convolution; `finish` turns the sums into means.
     """
 
     def __init__(self, groups: int, width: int) -> None:
@@ -49,7 +49,7 @@ class Moments:
         self.count = 0
 
     def add(self, inputs: Tensor, originals: Tensor) -> None:
-        """Count inputs of the shape (n, groups, in)."""
+        """Add inputs of the shape (n, groups, in)."""
         packed, original = (x.transpose(0, 1).float() for x in (inputs, originals))
         torch.baddbmm(self.second, packed.mT, packed, out=self.second)
         torch.baddbmm(self.cross, original.mT, packed, out=self.cross)
@@ -58,7 +58,7 @@ class Moments:
         self.count += packed.shape[1]
 
     def finish(self) -> None:
-        """Make means of the sums."""
+        """Turn the sums into means."""
         for total in (self.second, self.cross, self.first, self.original_first):
             total /= max(self.count, 1)
 
@@ -68,14 +68,14 @@ class _StopError(Exception):
 
 
 class Watch(TorchDispatchMode):
-    """Hears of every product with a weight, in the order in which they are carried out."""
+    """Calls `on_site` for every product with a weight, in the order in which they are computed."""
 
     def __init__(
-        self, weights: dict[str, Tensor], heard: Callable[[Site, Callable[[], Tensor]], None]
+        self, weights: dict[str, Tensor], on_site: Callable[[Site, Callable[[], Tensor]], None]
     ) -> None:
         super().__init__()
         self._places = {w.untyped_storage().data_ptr(): (n, w) for n, w in weights.items()}
-        self._heard = heard
+        self._on_site = on_site
         self._last: tuple[str, Tensor] | None = None
 
     def __torch_dispatch__(
@@ -85,7 +85,7 @@ class Watch(TorchDispatchMode):
         if kind in (_aten.mm, _aten.addmm):
             inputs, matrix = args[-2:] if kind is _aten.mm else args[1:3]
             self._product(inputs, matrix)
-        elif kind is _aten.convolution and not args[6]:  # transposed ones are not looked at
+        elif kind is _aten.convolution and not args[6]:  # not a transposed one
             self._convolution(args[0], args[1], args[3], args[4], args[5], args[8])
         result = func(*args, **(kwargs or {}))
         if kind in (_aten.mm, _aten.addmm, _aten.convolution):
@@ -94,7 +94,7 @@ class Watch(TorchDispatchMode):
         return result
 
     def whose_products(self, tensor: Tensor) -> str:
-        """The weight that this tensor is the product with, if nothing was done to it since."""
+        """The name of the weight whose product this tensor is, unless it was changed since."""
         if self._last is None:
             return ""
         name, result = self._last
@@ -112,7 +112,7 @@ class Watch(TorchDispatchMode):
         width = weight.shape[-1]
         if weight.dim() == 2 and matrix.shape[0] == width and matrix.stride() == (1, width):
             first = (matrix.storage_offset() - weight.storage_offset()) // width
-            self._heard(Site(name, first, matrix.shape[1]), lambda: inputs[:, None])
+            self._on_site(Site(name, first, matrix.shape[1]), lambda: inputs[:, None])
 
     def _convolution(
         self, inputs: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
@@ -121,7 +121,7 @@ class Watch(TorchDispatchMode):
         if found is not None and weight.shape == found[1].shape:
             site = Site(found[0], 0, len(weight), groups)
             kernel = tuple(weight.shape[2:])
-            self._heard(site, lambda: patches(inputs, kernel, stride, padding, dilation, groups))
+            self._on_site(site, lambda: patches(inputs, kernel, stride, padding, dilation, groups))
 
 
 def patches(
@@ -155,18 +155,18 @@ def sampled(view: Tensor, most: int, generator: torch.Generator) -> Tensor:
 
 @dataclass
 class Network:
-    """A model with its inputs: runs up to a site, and remembers how far all has been packed.
+    """A model with its inputs, which can be run up to any site.
 
-    Children of an `nn.Sequential` are run once: what a child gives is kept for those behind it.
-    Otherwise every site costs a run from the beginning to it.
+    Children of an `nn.Sequential` are run once: the output of a child is kept as the input of the
+    next one. Any other model is run from its beginning for every site.
     """
 
     model: nn.Module
     batches: list[Any]
     generator: torch.Generator = field(default_factory=torch.Generator)
-    _at: int = 0  # children that lie behind us
+    _at: int = 0  # the child whose inputs `batches` are
     _children: list[nn.Module] = field(default_factory=list)
-    _again: set[tuple[str, int]] = field(default_factory=set)  # sites that a run meets often
+    _again: set[tuple[str, int]] = field(default_factory=set)  # sites that a run reaches repeatedly
 
     def __post_init__(self) -> None:
         self.batches = list(self.batches)
@@ -177,42 +177,44 @@ class Network:
         return {n: p.detach() for n, p in self.model.named_parameters() if p.dim() > 1}
 
     def sites(self) -> list[Site]:
-        """All sites, in the order in which the first batch meets them."""
+        """All sites, in the order in which the first batch reaches them."""
         found: dict[tuple[str, int], Site] = {}
 
-        def hear(site: Site, _: Callable[[], Tensor]) -> None:
+        def on_site(site: Site, _: Callable[[], Tensor]) -> None:
             if found.setdefault(_key(site), site) is not site:
                 self._again.add(_key(site))
 
-        with self._watched(hear):
+        with self._watched(on_site):
             self._call(self.model, self.batches[0])
         return list(found.values())
 
     def inputs(self, wanted: Site, known: Sequence[Site], most: int) -> Iterator[Tensor]:
         """The inputs of a site, batch by batch, as (n, groups, in); of a norm as they are."""
         before = {_key(site) for site in known[: known.index(wanted)]}
+        # Between two uses of a weight come others that are packed later.
+        repeated = _key(wanted) in self._again
         self._advance(wanted)
         share = -(-most // len(self.batches))
         for batch in self.batches:
-            heard: list[Tensor] = []
+            seen: list[Tensor] = []
 
-            def hear(site: Site, view: Callable[[], Tensor], heard: list[Tensor] = heard) -> None:
+            def on_site(site: Site, view: Callable[[], Tensor], seen: list[Tensor] = seen) -> None:
                 if _key(site) == _key(wanted):
                     found = view()
-                    heard.append(found if wanted.norm else sampled(found, share, self.generator))
+                    seen.append(found if wanted.norm else sampled(found, share, self.generator))
                     if _key(site) not in self._again:
                         raise _StopError
-                elif _key(site) not in before:
+                elif _key(site) not in before and not repeated:
                     raise _StopError
 
-            with self._watched(hear):
+            with self._watched(on_site):
                 self._run_child(batch)
-            if len(heard) > 1:  # one weight, many steps: no more than of others
-                heard = [sampled(torch.cat(heard), share, self.generator)]
-            yield from heard
+            if len(seen) > 1:  # a weight that is used repeatedly gets no more inputs than others
+                seen = [sampled(torch.cat(seen), share, self.generator)]
+            yield from seen
 
     def _advance(self, wanted: Site) -> None:
-        """Leave behind all children before the one that holds the site."""
+        """Run all children before the one that holds the site, and keep their outputs."""
         owner = wanted.norm or self.model.get_parameter(wanted.name)
         while self._at < len(self._children) and not _holds(self._children[self._at], owner):
             child = self._children[self._at]
@@ -225,8 +227,8 @@ class Network:
         with contextlib.suppress(_StopError):
             self._call(child, batch)
 
-    def _watched(self, hear: Callable[[Site, Callable[[], Tensor]], None]) -> Any:
-        return _Watched(self.model, Watch(self.weights(), hear), hear)
+    def _watched(self, on_site: Callable[[Site, Callable[[], Tensor]], None]) -> Any:
+        return _Watched(self.model, Watch(self.weights(), on_site), on_site)
 
     def _call(self, module: nn.Module, batch: Any) -> Any:
         return call(module, batch)
@@ -248,28 +250,28 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 class _Watched:
-    """The mode, and hooks in front of BatchNorm layers, which are no products."""
+    """The dispatch mode, and hooks before BatchNorm layers, which are not products."""
 
-    def __init__(self, model: nn.Module, watch: Watch, hear: Any) -> None:
+    def __init__(self, model: nn.Module, watch: Watch, on_site: Any) -> None:
         self._modules = list(model.modules())
         self._norms = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm)]
-        self._watch, self._hear, self._handles = watch, hear, list[Any]()
+        self._watch, self._on_site, self._handles = watch, on_site, list[Any]()
 
     def __enter__(self) -> None:
         def before(name: str) -> Any:
-            def hear(module: Any, given: Any) -> None:
+            def hook(module: Any, given: Any) -> None:
                 after = self._watch.whose_products(given[0])
-                self._hear(Site(name, norm=module, after=after), lambda: given[0])
+                self._on_site(Site(name, norm=module, after=after), lambda: given[0])
 
-            return hear
+            return hook
 
         self._recurrent = contextlib.ExitStack()
         if any(isinstance(module, nn.RNNBase) for module in self._modules):
-            # The steps of a recurrent layer would be one operation, too.
+            # With it, all steps of a recurrent layer are a single operation.
             (enabled, *_) = torch.backends.mkldnn.set_flags(False)
             self._recurrent.callback(torch.backends.mkldnn.set_flags, enabled)
         self._fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it would be one product of many weights
+        torch.backends.mha.set_fastpath_enabled(False)  # it is a single operation, too
         self._handles = [m.register_forward_pre_hook(before(n)) for n, m in self._norms]
         self._watch.__enter__()
 
@@ -286,7 +288,7 @@ def _key(site: Site) -> tuple[str, int]:
 
 
 def _chain(model: nn.Module) -> list[nn.Module]:
-    """The children that are run one after the other; none if nobody knows."""
+    """The children that are run one after the other; none if that is not known."""
     if type(model) is not nn.Sequential:
         return []
     return [inner for child in model for inner in (_chain(child) or [child])]

@@ -1,4 +1,4 @@
-"""What packing did to each tensor, and what it lost: counted the same way however it was done.
+"""What packing changed in each tensor, and the error: measured in one way for all kinds of packing.
 
 Takes     a tensor's elements before and after, some at a time.
 Gives     a `Change` for each tensor, the error of the whole, and warnings in words.
@@ -20,14 +20,14 @@ NOT_FINITE = "has values that are not finite"
 
 @dataclass(frozen=True)
 class Change:
-    """What was done to one tensor, and the error that it brought."""
+    """What was done to one tensor, and the resulting error."""
 
     name: str
     done: str
     relative_error: float = 0.0  # L2 norm of the change over that of the tensor
     largest_error: float = 0.0
     norm: float = 0.0  # L2 norm of the tensor, unless it was kept
-    bits: float | None = None  # a weight, by the order-0 entropy of its values
+    bits: float | None = None  # per weight, by the order-0 entropy of its values
 
 
 def network_error(changes: Iterable[Change]) -> float:
@@ -39,12 +39,12 @@ def network_error(changes: Iterable[Change]) -> float:
 
 
 def warnings_about(changes: Sequence[Change]) -> list[str]:
-    """What people should know about before they use the result: a sentence each."""
+    """Warnings about the result, a sentence each."""
     return _energy_lost(changes) + not_finite(changes)
 
 
 def not_finite(changes: Sequence[Change]) -> list[str]:
-    """A sentence about tensors that no packing touches."""
+    """A sentence about tensors that hold NaN or infinity, if there are any."""
     odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
     return [f"NaN or infinity is in {', '.join(odd)}, which is kept exactly"] if odd else []
 
@@ -65,7 +65,7 @@ def _energy_lost(changes: Sequence[Change]) -> list[str]:
 
 
 class Loss:
-    """What a tensor loses; summed in a power of two in which no square overflows or vanishes."""
+    """The error of a tensor; scaled by a power of two, so that no square over- or underflows."""
 
     def __init__(self, values: np.ndarray, dtype: DType) -> None:
         largest = max(
@@ -75,7 +75,7 @@ class Loss:
         self._lost = self._norm = self._largest = 0.0
 
     def add(self, before: np.ndarray, after: np.ndarray) -> None:
-        """Count some elements."""
+        """Add some elements."""
         before = before / self._unit
         away = np.abs(after / self._unit - before)
         self._lost += float(away @ away)
@@ -83,7 +83,7 @@ class Loss:
         self._largest = max(self._largest, float(away.max()))
 
     def change(self, name: str, done: str) -> Change:
-        """What all that was counted comes to."""
+        """The change of all elements that were added."""
         most = float(np.finfo(np.float64).max)
         return Change(
             name,
@@ -110,7 +110,7 @@ def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
     """Elements as float64."""
     if dtype.tag == "BF16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):  # signalling NaN is no reason to warn
+    with np.errstate(invalid="ignore"):  # no warning about a signalling NaN
         return values.astype(np.float64)
 
 

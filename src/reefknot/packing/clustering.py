@@ -40,10 +40,10 @@ from reefknot.tensorfile import reader_of
 
 Scope = Literal["tensor", "network"]
 Tensor = KeptTensor | TiedTensor
-MANY = 1 << 17  # values, from which on they are counted in bins
-BIN_BITS = 21  # of a value that decide its bin: of a float32 sign, exponent and 12 bits of fraction
+MANY = 1 << 17  # more distinct values than this are counted in bins
+BIN_BITS = 21  # leading bits that decide the bin: of a float32 sign, exponent, 12 bits of fraction
 FEW_VALUES = 4096  # with more distinct values than this, coding by index does not pay
-BYTE = 256  # with at most so many, no scales are looked for
+BYTE = 256  # with at most so many distinct values, no scales are looked for
 MIN_SIZE = 1_024
 _CAN_BE_TIED = ("F32", "F16", "BF16", "F64")
 
@@ -110,10 +110,10 @@ def cluster(
         min_size: tensors with fewer elements stay exact, and so do those of fewer than two
             dimensions; with 0 all of them are tied.
 
-    Zeros stay zero, and zero then is one of the `num_clusters` values, however rare it is: with
-    2 of them all that is not zero goes to the one value left. What is not zero stays so, but with
-    a density it goes to zero where that is nearest. A tensor that loses more than a tenth of its
-    energy, and one that is kept because it holds NaN or infinity, is named in a logged warning.
+    Zeros stay zero, and zero then is one of the `num_clusters` values, however rare it is: with 2
+    clusters all non-zeros get the one value left. Non-zeros stay non-zero, unless a density is
+    given; then they become zero where that is the nearest value. A logged warning names tensors
+    that lose more than a tenth of their energy, and those kept because of NaN or infinity.
     """
     if not isinstance(state_dict, Mapping):
         raise ReefknotError(
@@ -140,7 +140,7 @@ def cluster(
 
 
 def check_patterns(patterns: Iterable[str], names: list[str]) -> None:
-    """A pattern of `keep` that names nothing is a slip, and would be found out only later."""
+    """Refuse a pattern of `keep` that matches no tensor: it is probably a typing error."""
     mistakes = []
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
@@ -169,7 +169,7 @@ class Plan:
     def of(
         cls, settings: Settings, tensors: Iterable[tuple[str, DType, Callable[[], np.ndarray]]]
     ) -> "Plan":
-        """Look at every tensor once."""
+        """The first pass: look at every tensor once."""
         plan = cls(settings)
         if settings.lossless:
             plan._find_few(tensors)
@@ -310,8 +310,8 @@ def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:
 class Counts:
     """How often each value occurs, in any number of tensors of one element type.
 
-    Many different ones are counted in bins of neighbouring bit patterns, narrow enough to be
-    clustered instead of them; none is left out, so the extremes of a tensor are never missed.
+    Many distinct values are counted in bins of neighbouring bit patterns, which are narrow enough
+    to be clustered in their place. Every element is counted, so that outliers are never missed.
     """
 
     def __init__(self, dtype: DType) -> None:
@@ -328,7 +328,7 @@ class Counts:
         flat = np.ascontiguousarray(values).reshape(-1).view(self._bits.dtype)
         for at in range(0, len(flat), CHUNK):
             part = flat[at : at + CHUNK]
-            found = part[(part << 1).astype(bool)]  # without the sign, which zeros may have
+            found = part[(part << 1).astype(bool)]  # shifted, since zeros may have a sign
             self.zeros += len(part) - len(found)
             if self.exact:
                 self._count(*np.unique(found, return_counts=True))
@@ -397,7 +397,7 @@ def fitted(counts: Counts, limit: float, num_clusters: int | None) -> Codebook |
             with_zero = kmeans1d(
                 np.append(rest, 0.0), num_clusters, weights=np.append(their_masses, zeros)
             ).centers
-            centers = np.delete(with_zero, np.abs(with_zero).argmin())  # zero stands for that one
+            centers = np.delete(with_zero, np.abs(with_zero).argmin())  # zero takes its place
     if zeros:
         centers = np.append(centers, 0.0)
     dtype = counts.dtype

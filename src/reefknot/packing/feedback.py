@@ -1,15 +1,17 @@
-"""Rate-aware error feedback: one matrix, quantised for the inputs that it gets.
+"""Rate-aware error feedback: one matrix, quantized for its inputs.
 
-Takes     weights (out, in), the second moments of their inputs, and the price of a bit.
+Takes     weights (out, in), the second moments of their inputs, and the price of a bit, which is
+          the Lagrange multiplier of the rate–distortion trade-off.
 Gives     a multiple of one step for each weight.
 Unaware   of layers, networks and files.
 
-Columns go in order. The error that a column makes is handed on to the columns that follow, which
-can undo the part that their inputs share with it: with H = R·D·Rᵀ, R upper triangular with ones on
-its diagonal, column k aims at w_k + Σ_{i<k} (w_i − q_i)·R_ik, and what it misses costs D_k times
-its square (Frantar et al. 2022, GPTQ; Chee et al. 2023, in this form). Of the nearest multiple, the
-next one towards zero, and zero, each weight takes what has the least D_k · miss² / variance +
-price · bits, bits being what the multiple costs beside a zero in this row and column.
+Columns are quantized in order. The error of a column is propagated to the columns that follow,
+which compensate for it as far as their inputs are correlated: with H = R·D·Rᵀ, R upper triangular
+with ones on its diagonal, the target of column k is w_k + Σ_{i<k} (w_i − q_i)·R_ik, and missing it
+costs D_k times the squared miss (Frantar et al. 2022, GPTQ; Chee et al. 2023, in this form). Each
+weight takes the nearest multiple, the next one towards zero, or zero: whichever has the least
+D_k · miss² / variance + price · bits, where bits are those of the multiple in this row and column,
+beyond those of a zero.
 """
 
 import math
@@ -18,23 +20,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reefknot.packing.quantiser import BIT_WORTH, significant
+from reefknot.packing.quantizer import BIT_WORTH, significant
 
-BLOCK = 128  # columns whose errors are handed on together
-MOST = 1000  # steps away from zero
-STEP_BITS = 8  # of a step, so that its multiples are short numbers
-SAMPLE = 96  # rows that tell how frequent each multiple will be
-RIDGE = 0.2  # of the mean second moment
-PRIOR = 8.0  # elements that the frequency in a row or a column is shrunk with
+BLOCK = 128  # columns whose errors are propagated together
+MOST = 1000  # the largest multiple
+STEP_BITS = 8  # significant bits of a step, so that its multiples have few
+SAMPLE = 96  # rows on which the frequency of each multiple is estimated first
+RIDGE = 0.2  # relative to the mean second moment
+PRIOR = 8.0  # pseudo-counts that shrink the density of a row or a column to that of the matrix
 
 
 @dataclass(frozen=True)
-class Fed:
-    """A quantised matrix: weights are `step · multiples`."""
+class QuantizedMatrix:
+    """A quantized matrix: weights are `step · multiples`."""
 
     multiples: np.ndarray  # (out, in), int16
     step: float
-    error: float  # squared, of the outputs, over their variance
+    error: float  # squared error of the outputs, over their variance
 
     def values(self) -> np.ndarray:
         """The weights."""
@@ -47,15 +49,15 @@ class Fed:
 
 def feedback(
     weights: np.ndarray, moments: torch.Tensor, variance: float, price: float, damping: float
-) -> Fed:
-    """Quantise a matrix.
+) -> QuantizedMatrix:
+    """Quantize a matrix.
 
     Args:
         weights: (out, in), float32.
-        moments: second moments of the inputs, (in, in); changed.
+        moments: second moments of the inputs, (in, in); changed in place.
         variance: of the outputs, summed over all of them.
         price: of a bit, in squared error over variance.
-        damping: what is added to the diagonal of the moments, over its mean.
+        damping: what is added to the diagonal of the moments, relative to its mean.
     """
     mean = float(moments.diagonal().mean()) or 1.0
     moments.diagonal().add_(damping * mean)
@@ -70,17 +72,17 @@ def feedback(
     rows = np.linspace(0, len(columns) - 1, min(SAMPLE, len(columns))).astype(np.int64)
     near = np.clip(np.rint(columns[rows] / step), -MOST, MOST).astype(np.int16)
     for part in (columns[rows], columns):
-        near, missed = _walk(part, factors, cost, step, price, near)
+        near, missed = _quantize_columns(part, factors, cost, step, price, near)
     error = float((np.square(missed, dtype=np.float64) * cost).sum())
-    return Fed(np.ascontiguousarray(near[:, back]), step, error)
+    return QuantizedMatrix(np.ascontiguousarray(near[:, back]), step, error)
 
 
-def making_up(weights: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> torch.Tensor:
-    """Weights that give on the packed network's inputs what they gave on the original's.
+def compensating(weights: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> torch.Tensor:
+    """Weights that compensate for the errors of the layers before.
 
-    The least squares of W·x − V·y over V, x being original inputs and y packed ones, drawn towards
-    W by RIDGE: so a layer undoes what it can of the errors in front of it. Each has a dimension of
-    groups in front; `cross` is the mean of x·yᵀ.
+    Ridge regression: V with the least |W·x − V·y|² + RIDGE·|V − W|², where x are the inputs in the
+    original network and y those in the packed one. All arguments have a first dimension of groups;
+    `second` is the mean of y·yᵀ, `cross` that of x·yᵀ.
     """
     width = second.shape[-1]
     ridge = RIDGE * second.diagonal(dim1=1, dim2=2).mean(1) + 1e-12
@@ -90,7 +92,7 @@ def making_up(weights: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) 
 
 
 def _decompose(moments: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """D and R of H = R·D·Rᵀ, R being upper triangular with ones on its diagonal."""
+    """D and R of H = R·D·Rᵀ, with R upper triangular with ones on its diagonal."""
     flipped = moments.flip(0, 1)
     lower, failed = torch.linalg.cholesky_ex(flipped)
     if int(failed):  # too near to singular for this precision
@@ -100,24 +102,25 @@ def _decompose(moments: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return scale.square().double().numpy(), (upper / scale).contiguous().numpy()
 
 
-def _walk(
+def _quantize_columns(
     weights: np.ndarray, factors: np.ndarray, cost: np.ndarray, step: float, price: float,
     known: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Multiples for all columns in order, by frequencies in `known`; and what each missed."""
+    """Multiples for all columns in order, by frequencies in `known`; and how far each misses."""
     counts = np.bincount(known.ravel().astype(np.int64) + MOST, minlength=2 * MOST + 1)
     bits = (-np.log2((counts + 1e-3) / counts.sum())).astype(np.float32)
     share = float(np.mean(known != 0))
     share = min(max(share, 1e-5), 1 - 1e-5)
     in_columns = ((known != 0).sum(0) + PRIOR * share) / (len(known) + PRIOR)
-    # Beside zero: what the size costs, and what being there costs, which follows row and column.
+    # Bits beyond those of a zero: of the magnitude (`sizes`), and of being non-zero, which depends
+    # on row and column (`there`).
     sizes = bits - bits[MOST] + np.float32(math.log2(share / (1 - share)))
     sizes[MOST] = 0
     own = _logit(in_columns) - _logit(share)
     height, width = weights.shape
     chosen = np.zeros((height, width), np.int16)
     errors, missed = np.zeros((height, width), np.float32), np.zeros((height, width), np.float32)
-    living = np.zeros(height, np.float32)  # non-zeros so far, in each row
+    living = np.zeros(height, np.float32)  # non-zeros so far in each row
     for begin in range(0, width, BLOCK):
         end = min(begin + BLOCK, width)
         aims = weights[:, begin:end] + errors[:, :begin] @ factors[:begin, begin:end]
@@ -138,9 +141,9 @@ def _walk(
                 best, least = np.where(better, option, best), np.where(better, paid, least)
             chosen[:, j] = best
             living += best != 0
-            quantised = best * np.float32(step)
-            missed[:, j] = aim - quantised
-            errors[:, j] = weights[:, j] - quantised
+            quantized = best * np.float32(step)
+            missed[:, j] = aim - quantized
+            errors[:, j] = weights[:, j] - quantized
     return chosen, missed
 
 

@@ -1,4 +1,4 @@
-"""Random inputs for a network whose real ones nobody has.
+"""Random inputs, for a network without calibration inputs.
 
 Takes     a model and one batch of example inputs.
 Gives     batches of the same shapes: images and sounds with a natural spectrum, token ids.
@@ -16,7 +16,7 @@ CORRELATION = 0.9  # of the channels of an image
 
 
 def random_batches(model: nn.Module, example: Any) -> list[Any]:
-    """Batches like the example; ids stay within the smallest look-up table of the model."""
+    """Batches like the example; token ids stay within the smallest embedding of the model."""
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     generator = torch.Generator().manual_seed(0)
     most = max(tables, default=0)
@@ -43,7 +43,8 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
 def natural(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Noise of mean 0 and variance 1 whose amplitude falls as 1/f along all but two dimensions.
 
-    The second dimension is that of channels, which are alike; with two dimensions it is white.
+    The second dimension is that of channels, which are correlated; with two dimensions it is white
+    noise.
     """
     noise = torch.randn(shape, generator=generator)
     if len(shape) < 3:

@@ -1,13 +1,14 @@
 """Low-bit checkpoints: tensors whose elements are an integer times a scale, found exactly.
 
 Takes     a tensor's elements.
-Gives     integers and scales that give back its very bits, or nothing.
-Unaware   of who quantised it, and of how it is stored.
+Gives     integers and scales that give back exactly its bits, or nothing.
+Unaware   of who quantized it, and of how it is stored.
 
-The elements of a group (a row, a channel, some neighbours) are whole multiples of its scale. The
-smallest of them is 1, 2, 3, ... times that; the first number for which all others are whole is
-taken. Scales that round to the same elements are an interval, of which the one with the fewest
-bits is taken. Then everything is multiplied out again and compared, bit for bit.
+The elements of a group (a row, a channel, some neighbours) are integer multiples of its scale. The
+smallest of them is assumed to be 1, 2, 3, ... times the scale, until all others are integer
+multiples, too. The scales that give the same elements after rounding are an interval, of which the
+one with the fewest significant bits is taken. Then everything is multiplied out again and compared,
+bit for bit.
 """
 
 from collections.abc import Iterator
@@ -20,15 +21,15 @@ from reefknot.packing.changes import CHUNK, to_numbers
 from reefknot.scales import NEGATIVE_ZERO, SCALED, Scales, rounded
 
 LARGEST = 255  # of the integers: eight bits, around any zero point
-GROUPS = (256, 128, 64, 32, 16)  # elements of a row that have a scale in common
-MIN_GROUP = 16  # with fewer, scales take what integers save
-SAMPLE_GROUPS, SAMPLE = 16, 512  # that are looked at first, and elements of each
+GROUPS = (256, 128, 64, 32, 16)  # elements of a row that share a scale
+MIN_GROUP = 16  # with fewer, scales take up what integers save
+SAMPLE_GROUPS, SAMPLE = 16, 512  # groups that are tried first, and elements of each
 _SIGNIFICANT = {"F32": 24, "F16": 11, "BF16": 8}  # bits of an element
 MANY_BITS = 24
 _SMALLEST = {"F32": -149, "F16": -24, "BF16": -133}  # exponent of the smallest element
 SAMPLE_BYTES = 1 << 18  # elements whose bytes are counted
-GAIN, MIN_GAIN = 0.95, 64  # of what version 1 takes; bytes
-TRUSTED = 0.4  # of an integer: what is less uncertain than this is known
+GAIN, MIN_GAIN = 0.95, 64  # its bytes plus MIN_GAIN must be below GAIN of those of version 1
+TRUSTED = 0.4  # an integer is known if its quotient is less uncertain than this
 REFINEMENTS = 3
 
 
@@ -36,19 +37,19 @@ REFINEMENTS = 3
 class LowBit:
     """Integers in a tensor's shape, and its scales."""
 
-    integers: np.ndarray  # int16, int8 if that holds them
+    integers: np.ndarray  # int8 if they fit, else int16
     scales: Scales
 
     @property
     def layout(self) -> tuple[int, int]:
-        """How the scales lie: see `layouts`."""
+        """How the scales are laid out: see `layouts`."""
         return self.scales.run, len(self.scales.values)
 
     def pays(self, values: np.ndarray, dtype: DType, distinct: int | None) -> bool:
         """Whether this is clearly smaller than what version 1 of the format can do.
 
         That is a codebook of so many distinct values or, if they are not few, bytes as they are.
-        All is estimated by entropies, which flatter version 1: it is read by more programs.
+        The estimates are entropies, and favour version 1, which more programs can read.
         """
         bits = np.ascontiguousarray(values).reshape(-1).view(f"<u{dtype.item_bytes}")
         if distinct is None:
@@ -60,15 +61,16 @@ class LowBit:
 
     def estimate(self) -> float:
         """Bytes in a file, about."""
-        used = self.scales.values.view(np.uint8).reshape(-1, 4).any(0)  # short ones end in zeros
+        used = self.scales.values.view(np.uint8).reshape(-1, 4).any(0)  # low bytes may all be zero
         return _entropy(self.integers) + len(self.scales.values) * int(used.sum())
 
 
 def find(values: np.ndarray, dtype: DType, layout: tuple[int, int] | None = None) -> LowBit | None:
-    """The integers and scales of a tensor, which lie in the best way, or as they are told to.
+    """The integers and scales of a tensor, in the best layout or in the given one.
 
-    The fewest scales are the best. In types of few bits two scales may pass for multiples of a
-    third one, with larger integers; there more scales are tried as long as that is smaller.
+    The layout with the fewest scales is the best. In types of few bits, two scales may appear to be
+    multiples of a third one, with larger integers; there layouts with more scales are tried as long
+    as they are smaller.
     """
     best: LowBit | None = None
     ways = () if dtype.tag not in SCALED else layouts(values.shape) if layout is None else [layout]
@@ -85,7 +87,7 @@ def find(values: np.ndarray, dtype: DType, layout: tuple[int, int] | None = None
 
 
 def _found(values: np.ndarray, dtype: DType, run: int, count: int) -> LowBit | None:
-    """The integers and scales of a tensor, if they lie in this way."""
+    """The integers and scales of a tensor, if they have this layout."""
     groups = np.ascontiguousarray(values).reshape(-1, count, run)
     some = np.unique(np.linspace(0, count - 1, SAMPLE_GROUPS).astype(int))
     part = groups[:SAMPLE, some, : max(SAMPLE // min(len(groups), SAMPLE), 1)]
@@ -105,7 +107,7 @@ def _entropy(symbols: np.ndarray) -> float:
 
 
 def _byte_entropy(rows: np.ndarray) -> float:
-    """Bytes of elements, each byte known from the one above it."""
+    """Bytes of elements by entropy, each byte given the next higher one."""
     high = rows[:, ::-1].astype(np.uint16)
     pairs = high[:, :-1] << 8 | high[:, 1:]
     total = _entropy(high[:, 0])
@@ -130,7 +132,7 @@ def layouts(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _scales_of(groups: np.ndarray, dtype: DType) -> np.ndarray:
-    """A scale for each group, groups being the second axis; NaN where there is none."""
+    """A scale for each group along the second axis; NaN where there is none."""
     count = groups.shape[1]
     scales = np.zeros(count, np.float32)
     size = groups.size // max(count, 1)
@@ -145,17 +147,17 @@ def _scales_of(groups: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _distinct(group: np.ndarray) -> np.ndarray:
-    """The different elements of one long group, as far as a scale is possible."""
+    """The distinct elements of one long group, unless they are too many to have a scale."""
     row, seen = group.reshape(-1), group.reshape(-1)[:0]
     for at in range(0, len(row), CHUNK):
         seen = np.union1d(seen, row[at : at + CHUNK])
-        if len(seen) > 2 * LARGEST + 2:  # which no scale gives
+        if len(seen) > 2 * LARGEST + 2:  # more than a scale can give
             break
     return seen[None]
 
 
 def _solve(magnitudes: np.ndarray, dtype: DType) -> np.ndarray:
-    """The scale of each row of magnitudes; 0 where all are, NaN where there is none."""
+    """The scale of each row of magnitudes; 0 where all of them are 0, NaN where there is none."""
     relative = 2.0 ** -_SIGNIFICANT[dtype.tag]  # half of the distance between elements
     absolute = 2.0 ** (_SMALLEST[dtype.tag] - 1)
     scales = np.full(len(magnitudes), np.nan, np.float32)
@@ -184,9 +186,9 @@ def _solve(magnitudes: np.ndarray, dtype: DType) -> np.ndarray:
 def _exact(
     magnitudes: np.ndarray, ratios: np.ndarray, unsure: np.ndarray, dtype: DType
 ) -> np.ndarray:
-    """Of the scales that give these elements the one with the fewest bits; NaN if there is none."""
+    """The scale with the fewest bits among those that give these elements; NaN if there is none."""
     relative = 2.0 ** -_SIGNIFICANT[dtype.tag]
-    for _ in range(REFINEMENTS):  # the small integers are certain first, and tell the large ones
+    for _ in range(REFINEMENTS):  # small integers are certain first, and narrow down the large ones
         low, high = _interval(magnitudes, np.where(unsure < TRUSTED, np.rint(ratios), 0), dtype)
         middle = (low + high)[:, None] / 2
         ratios = magnitudes / middle
@@ -195,12 +197,12 @@ def _exact(
     low, high = _interval(magnitudes, integers, dtype)
     first, last = _floats_between(low, high, open_ended=True)
     one, two = first.view(np.int32).astype(np.int64) - 1, last.view(np.int32).astype(np.int64)
-    # Bit patterns above `one` and up to `two`: cut off all that they need not differ in.
+    # A bit pattern above `one` and up to `two`, with as many trailing zeros as possible.
     _, length = np.frexp((one ^ two).astype(np.float64))
     shift = np.maximum(length.astype(np.int64) - 1, 0)
     found = (two >> shift << shift).astype(np.int32).view(np.float32)
     found = np.where(first <= last, found, np.float32(np.nan))
-    # An end is a scale whose product lies between two elements, and may go to the right one.
+    # At an end of the interval a product is halfway between two elements, and may round either way.
     for end in _floats_between(low, high, open_ended=False):
         products = rounded(end.astype(np.float64)[:, None] * integers, dtype)
         right = (to_numbers(products, dtype) == magnitudes).all(1)
@@ -211,7 +213,7 @@ def _exact(
 def _floats_between(
     low: np.ndarray, high: np.ndarray, *, open_ended: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last float32 between float64 ends, which may be some parts in 2^53 off."""
+    """The first and the last float32 between float64 ends, which may be off by rounding."""
     slack = 2.0**-51 if open_ended else -(2.0**-51)
     low, high = low * (1 + slack), high * (1 - slack)
     first, last = low.astype(np.float32), high.astype(np.float32)
@@ -223,7 +225,7 @@ def _floats_between(
 def _interval(
     magnitudes: np.ndarray, integers: np.ndarray, dtype: DType
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Between which scales all products round to these magnitudes; an integer 0 is left out."""
+    """The interval of scales whose products all round to these magnitudes; zeros are ignored."""
     fraction, exponent = np.frexp(magnitudes)
     half = np.ldexp(0.5, np.maximum(exponent - _SIGNIFICANT[dtype.tag], _SMALLEST[dtype.tag]))
     below = np.where(fraction == 0.5, half / 2, half)
@@ -235,7 +237,7 @@ def _interval(
 
 
 def _integers(groups: np.ndarray, found: np.ndarray, dtype: DType) -> LowBit | None:
-    """The integers of a tensor whose scales are known; None if a single bit comes out wrong."""
+    """The integers of a tensor whose scales are known; None if a single bit would differ."""
     bits = groups.view(f"<u{dtype.item_bytes}")
     sign = 1 << (8 * dtype.item_bytes - 1)
     # Zeros have the sign of their scale: a group without +0.0 has a negative one.

@@ -1,7 +1,7 @@
 """`reefknot.pack`: a model or a state dict to a small file, with inputs or without.
 
-Takes     what people have: a module or its tensors, a budget, inputs if there are any.
-Gives     a `.reef` file, and a `Packed` that tells what was done and what it did to the outputs.
+Takes     a module or its tensors, a budget, and calibration inputs if there are any.
+Gives     a `.reef` file, and `Packed`: what was done, and how the outputs have changed.
 Unaware   of training; the model itself is never changed.
 """
 
@@ -31,10 +31,10 @@ from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
 from reefknot.tensors import to_tensor
 
 DAMPING, RANDOM_DAMPING = 0.05, 0.2  # with inputs, with random ones
-PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # over a network, and over one of few elements
-CLOSE = 0.97  # of the budget: a file that fills this much is good
+PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
+CLOSE = 0.97  # a file that fills this much of the budget is good enough
 HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
-FIRST_PRICE = 1 / 60  # of what theory says: inputs are correlated, and errors undo each other
+FIRST_PRICE = 1 / 60  # relative to theory: inputs are correlated, and errors are compensated
 
 OnProgress = Callable[[int, int], None]
 
@@ -70,10 +70,10 @@ def pack(
         keep: patterns of names (`*.bias`) that stay exact.
         min_size: tensors with fewer elements stay exact, and so do those of one dimension.
         effort: how hard the coder tries: see `save`.
-        on_progress: hears how much is done, of how much, in each pass.
+        on_progress: called with how much of a pass is done, and of how much.
 
-    Without a budget nothing is changed. With inputs each layer is packed for what it gets, so
-    that a file of the same size changes the outputs less.
+    Without a budget nothing is changed. With inputs each layer is packed for the inputs that it
+    receives, so that a file of the same size changes the outputs less.
     """
     settings = Settings(keep=tuple(keep), min_size=min_size)
     budget = None if size is bits is error is None else Budget(size, bits, error)
@@ -142,7 +142,7 @@ class _Search:
     ) -> None:
         self._packer, self._effort, self._held_back = packer, effort, held_back
         floats = [p for p in packer.model.parameters() if p.dtype != torch.float32]
-        # Half precision is slow on a CPU, and would be measured instead of packing.
+        # Half precision is slow on a CPU, and its rounding would be measured with that of packing.
         self._reference = copy.deepcopy(packer.model).float() if floats else packer.model
         found = found_of(packer.model.state_dict())
         self._elements = sum(math.prod(tensor.shape) for tensor in found if not tensor.same_as)
@@ -150,10 +150,10 @@ class _Search:
         self._error = budget.error or 0.0
         self._points: list[
             tuple[float, float]
-        ] = []  # (log2 of price, what is limited over its limit)
+        ] = []  # (log2 of price, size or error over its limit)
 
     def run(self) -> tuple[bytes, Packed]:
-        """The largest file that fits, or the one with the largest error that is allowed."""
+        """The file that comes closest to its size or its error, without exceeding it."""
         price = self._first_price()
         limit = float(self._limit or self._error)
         best: tuple[bytes, Packed] | None = None
@@ -167,9 +167,10 @@ class _Search:
             self._points.append((math.log2(price), value / limit))
             price = self._next_price()
         if best is None:
+            what = "an error" if self._limit is None else "a file"
             raise ConfigError(
-                f"what is limited to {limit:.4g} is {value:.4g} after {len(self._points)} passes; "
-                "what is kept exactly may take all of it: allow more"
+                f"{what} of at most {limit:.4g} was not reached in {len(self._points)} passes; the "
+                f"last one has {value:.4g}: allow more, or tie tensors that are kept exactly"
             )
         return best
 
@@ -185,7 +186,7 @@ class _Search:
         return 2 * math.log(2) * layers * 4.0**-bits * FIRST_PRICE / self._elements
 
     def _next_price(self) -> float:
-        """Between the nearest points on either side, or a step beyond what is known."""
+        """Interpolated between the nearest points on either side, or extrapolated."""
         aim = (1 + CLOSE) / 2
         over = [point for point in self._points if point[1] > 1]
         under = [point for point in self._points if point[1] <= 1]
@@ -198,10 +199,10 @@ class _Search:
         return float(2.0 ** (x + 1.1 * min(max(apart / self._slope(), -6), 6)))
 
     def _slope(self) -> float:
-        """Of what is limited over the price, both as logarithms."""
+        """The derivative of size or error by price, both as logarithms."""
         if self._limit is None:
             return 0.5
-        # Far from zero four times the price is a bit less; near zero bits run out more slowly.
+        # At high rates four times the price saves one bit per weight; at low rates it saves less.
         bits = 8 * self._limit / self._elements
         expected = -0.5 / (bits + 0.75)
         if len(self._points) > 1:
@@ -238,7 +239,7 @@ def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, 
 def found_of(
     tensors: Mapping[str, Any], like: Mapping[str, Any] | None = None
 ) -> list[FoundTensor]:
-    """Tensors of a state dict as those of a file; names that share storage in `like` share it."""
+    """Tensors of a state dict as if from a file; names that share storage in `like` share it."""
     found: list[FoundTensor] = []
     owners: dict[Any, str] = {}
     for name, value in tensors.items():
@@ -266,7 +267,9 @@ def _listed(inputs: Iterable[Any]) -> list[Any]:
     if isinstance(inputs, Tensor):
         return list(inputs.split(64))
     if isinstance(inputs, Mapping):
-        raise ConfigError("inputs are batches one after the other; put a single one in a list")
+        raise ConfigError(
+            "inputs is a list or an iterator of batches; put a single batch in a list"
+        )
     found = list(inputs)
     if not found:
         raise ConfigError("inputs hold no batch; some hundred inputs are enough")
@@ -274,7 +277,7 @@ def _listed(inputs: Iterable[Any]) -> list[Any]:
 
 
 def _arguments(model: nn.Module, batch: Any) -> Any:
-    """What a batch gives to the model: a tuple as many as it requires, a dict without labels."""
+    """The model's arguments: as many items of a tuple as it requires, or a dict without labels."""
     if isinstance(batch, Mapping):
         return {k: _plain(v) for k, v in batch.items() if k not in ("labels", "label")}
     if not isinstance(batch, tuple | list):

@@ -4,10 +4,11 @@ Takes     a model, batches of unlabelled inputs, and the price of a bit.
 Gives     a copy of the model whose weights have few values, and what was done to each tensor.
 Unaware   of files and of budgets: one price for the whole network is the allocation.
 
-Each weight is packed for the inputs that it gets in the network that is packed so far, and aims at
-what it gave in the original one, so that a layer undoes errors in front of it; BatchNorm
-statistics are renewed on the way, and biases make up for the mean of what is lost. A tensor that
-is read, not multiplied (an embedding), or never met, is packed by its own values at the same price.
+Each weight is packed for its inputs in the network packed so far, and fitted to the outputs that it
+has in the original network, so that a layer compensates for the errors of those before it.
+BatchNorm statistics are adjusted on the way, and biases correct the mean of the outputs. A tensor
+that is never multiplied (an embedding), or only by zeros, is packed by its own values at the same
+price.
 """
 
 import copy
@@ -24,12 +25,12 @@ from reefknot.dtypes import DTYPES
 from reefknot.packing.calibration import Moments, Network, Site
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Settings
-from reefknot.packing.feedback import feedback, making_up
+from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.norms import Statistics, make_canonical, renew
-from reefknot.packing.quantiser import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantise
+from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
-POSITIONS = 16_000  # inputs of a weight that are looked at
+POSITIONS = 16_000  # inputs of a weight that are sampled at most
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Packer:
         network = Network(packed, list(self.batches))
         original = Network(_ready(self.model), list(self.batches))
         for either in (network, original):
-            either.generator.manual_seed(0)  # the same positions are looked at in both
+            either.generator.manual_seed(0)  # the same positions are sampled in both
         sites, twins = network.sites(), original.sites()
         changes: dict[str, Change] = {}
         for number, site in enumerate(sites):
@@ -65,8 +66,10 @@ class Packer:
                     renew(site.norm, self._statistics[site.name], found)
             elif self._is_packed(site.name):
                 moments = self._moments(site, network, sites, original, twins)
-                change = self._pack_site(network.model, site, moments, price)
-                changes[site.name] = _joined(changes.get(site.name), change)
+                whole = site.rows == len(self.model.get_parameter(site.name))
+                if moments.second.any() or not whole:  # zeros do not tell which errors matter
+                    change = self._pack_site(network.model, site, moments, price)
+                    changes[site.name] = _joined(changes.get(site.name), change)
             self.on_site(number + 1, len(sites))
         if self.for_inference:
             for site in sites:
@@ -78,7 +81,7 @@ class Packer:
         return packed, changes
 
     def _look(self) -> None:
-        """What the original network's norm layers get from these inputs."""
+        """Measure the inputs of the original network's norm layers."""
         network = Network(_ready(self.model), list(self.batches))
         self._sites = network.sites()
         for site in self._sites:
@@ -93,7 +96,7 @@ class Packer:
     def _moments(
         self, site: Site, network: Network, sites: list[Site], original: Network, twins: list[Site]
     ) -> Moments:
-        """Of what a site gets in the packed network, and in the original one."""
+        """The moments of a site's inputs, in the packed and in the original network."""
         twin = twins[sites.index(site)]
         found: Moments | None = None
         for inputs, originals in zip(
@@ -116,11 +119,11 @@ class Packer:
         variance = float((torch.bmm(parts, centered) * parts).sum().clamp(min=1e-30))
         loss = Loss(rows.numpy(), DTYPES["F32"])
         counts = np.zeros(1, np.int64)
-        aims, result = making_up(parts, second, moments.cross), torch.empty_like(parts)
+        aims, result = compensating(parts, second, moments.cross), torch.empty_like(parts)
         for group in range(site.groups):
-            fed = feedback(aims[group].numpy(), second[group], variance, price, self.damping)
-            result[group] = torch.from_numpy(fed.values())
-            counts = counts + fed.counts()
+            matrix = feedback(aims[group].numpy(), second[group], variance, price, self.damping)
+            result[group] = torch.from_numpy(matrix.values())
+            counts = counts + matrix.counts()
         bias = _bias_of(model, site.name)
         if bias is not None and len(bias) == weight.shape[0]:
             wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
@@ -141,14 +144,14 @@ class Packer:
         values, dtype = to_array(original), dtype_for(original.dtype)
         histogram = Histogram.of(values, dtype)
         step = math.sqrt(price * values.size / BIT_WORTH)  # the whole tensor's error counts as 1
-        book, indices, loss = quantise(values, dtype, histogram, min(max(step, FINEST), COARSEST))
+        book, indices, loss = quantize(values, dtype, histogram, min(max(step, FINEST), COARSEST))
         weight.copy_(to_tensor(book.values[indices], dtype))
         change = loss.change(name, f"tied to {len(book):,} values")
         return replace(change, bits=entropy(np.bincount(indices.ravel())))
 
 
 def _ready(model: nn.Module) -> nn.Module:
-    """The model in float32 and evaluation; itself, which nobody changes, if that is what it is."""
+    """The model in float32 and evaluation mode: a copy, unless it is so already."""
     if model.training or any(p.dtype != torch.float32 for p in model.parameters()):
         return copy.deepcopy(model).float().eval()
     return model

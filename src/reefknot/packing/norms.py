@@ -1,6 +1,6 @@
-"""BatchNorm of a packed network: statistics for its new inputs, and the form with least bytes.
+"""BatchNorm of a packed network: statistics of its new inputs, and the form with the fewest bytes.
 
-Takes     BatchNorm layers, and the inputs that they get.
+Takes     BatchNorm layers and their inputs.
 Gives     their statistics changed in place.
 Unaware   of how the weights in front of them were packed.
 """
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from reefknot.packing.quantiser import significant
+from reefknot.packing.quantizer import significant
 
 SIGNIFICANT_BITS = 8
-FLOOR = 1e-3  # of the mean variance over channels: what a channel's variance is compared with
+FLOOR = 1e-3  # of the mean variance over channels; added to both sides of a ratio of variances
 
 
 class Statistics(NamedTuple):
@@ -26,7 +26,7 @@ class Statistics(NamedTuple):
 
     @classmethod
     def of(cls, batches: Iterable[Tensor]) -> "Statistics":
-        """Those of inputs (n, channels, ...), each element counting the same."""
+        """The statistics of inputs (n, channels, ...), every element with the same weight."""
         first = second = torch.zeros((), dtype=torch.double)
         count = 0
         for batch in batches:
@@ -39,10 +39,10 @@ class Statistics(NamedTuple):
 
 @torch.no_grad()
 def renew(norm: _BatchNorm, original: Statistics, packed: Statistics) -> None:
-    """Change a layer's statistics by what the same inputs say that packing has changed.
+    """Adjust a layer's statistics by how packing has changed those of the calibration inputs.
 
-    The statistics of training are of more inputs than we have: what is known of them better than
-    from our inputs, stays.
+    The running statistics come from more inputs than the calibration set has, so they are adjusted,
+    not replaced.
     """
     if norm.running_mean is None or norm.running_var is None:
         return
@@ -54,10 +54,10 @@ def renew(norm: _BatchNorm, original: Statistics, packed: Statistics) -> None:
 
 @torch.no_grad()
 def make_canonical(norm: _BatchNorm, bias: nn.Parameter | None) -> None:
-    """Put all that a layer does in evaluation into scale and shift, of few significant bits.
+    """Fold a layer's statistics into its scale and shift, rounded to few significant bits.
 
-    `bias` is added to its inputs just before; it becomes 0. The result must neither be trained on
-    nor have its statistics estimated again.
+    `bias` is added to its inputs just before; it becomes 0. The result must neither be trained
+    further nor have its statistics estimated again.
     """
     if norm.running_mean is None or norm.running_var is None or not norm.affine:
         return

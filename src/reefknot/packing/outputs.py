@@ -1,6 +1,6 @@
-"""How far the outputs of a packed network are from those before.
+"""How far the outputs of a packed network are from those of the original.
 
-Takes     two models and batches of inputs that packing has not seen.
+Takes     two models and batches of inputs that packing has not used.
 Gives     an `OutputChange`.
 """
 
@@ -15,18 +15,18 @@ from torch.utils._pytree import tree_leaves
 
 from reefknot.packing.calibration import call
 
-FAR_OFF, AGREEING = 0.3, 0.9  # relative error and agreement, beyond which people are warned
+FAR_OFF, AGREEING = 0.3, 0.9  # a larger relative error, or less agreement, gives a warning
 
 
 @dataclass(frozen=True)
 class OutputChange:
-    """What packing did to the outputs, on inputs that it has not seen."""
+    """What packing did to the outputs, on inputs that it has not used."""
 
     relative_error: float  # L2 norm of the change over that of the outputs
     cosine: float  # of each example's outputs, the mean
     agreement: float  # the share of examples (or positions) with the same largest output
     num_inputs: int
-    random: bool = False  # no inputs of the network's own were there
+    random: bool = False  # the inputs are random ones
 
     def __str__(self) -> str:
         kind = "random" if self.random else "held-back"
@@ -43,8 +43,8 @@ class OutputChange:
             return []
         return [
             f"outputs are off by {100 * self.relative_error:.0f} % of their norm, and the largest "
-            f"one is another for {100 * (1 - self.agreement):.0f} % of the inputs: measure what "
-            "you need before you use the file, allow more bytes, or give more inputs"
+            f"output is a different one for {100 * (1 - self.agreement):.0f} % of the inputs: "
+            "measure the accuracy before you use the file, allow more bytes, or give more inputs"
         ]
 
 

@@ -33,15 +33,15 @@ from reefknot.tensorfile import (
 if TYPE_CHECKING:
     from reefknot.packing.outputs import OutputChange
 
-# What `unpack` writes is none of these.
+# Endings of other formats, which `unpack` does not write.
 _OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".reef", ".npz", ".onnx", ".h5", ".gguf")
 
 IN_A_FOLDER = "model.safetensors"
 OnBytes = Callable[[int, int], None]  # (done, total)
-CLOSE = 0.985  # of the budget: a file that fills this much is good
+CLOSE = 0.985  # a file that fills this much of the budget is good enough
 ATTEMPTS = 6
 MARGIN = 0.002  # of the budget, more with each attempt
-ALMOST_ALL = 0.5  # of the original bytes: with so much allowed, nothing may have to change
+ALMOST_ALL = 0.5  # of the original bytes: with so much allowed, a lossless file may fit
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Packed:
     original_bytes: int
     file_bytes: int
     elements: int
-    metadata_left_out: tuple[str, ...] = ()  # keys: version 1 of the format has no place for it
+    metadata_left_out: tuple[str, ...] = ()  # keys: a `.reef` file has no place for metadata
     outputs: "OutputChange | None" = None  # where there were inputs
 
     @property
@@ -72,10 +72,10 @@ class Packed:
 
     @property
     def warnings(self) -> list[str]:
-        """What people should know before they use the file: a sentence each."""
+        """Warnings about the file, a sentence each."""
         if self.outputs is None:
             return warnings_about(self.changes)
-        # Errors of weights that inputs make up for are no loss: outputs tell.
+        # With inputs, errors of weights compensate each other: only those of the outputs count.
         return [*self.outputs.warnings, *not_finite(self.changes)]
 
 
@@ -98,7 +98,7 @@ def pack(
     force: bool = False,
     on_bytes: OnBytes = lambda done, total: None,
 ) -> Packed:
-    """Write a checkpoint as a `.reef` file; `on_bytes` hears how many bytes are done."""
+    """Write a checkpoint as a `.reef` file; `on_bytes` is called with the bytes done and in all."""
     refuse_to_replace(target, force, files_of(source))
     found = open_tensors(source)
     packed = pack_tensors(found, target, settings or Settings(), budget, effort, on_bytes)
@@ -112,7 +112,7 @@ def pack_tensors(
     """Write tensors that are read one by one: losslessly, clustered, or within a budget."""
     check_patterns(settings.keep, [tensor.name for tensor in found])
     if budget is not None and not settings.lossless:
-        raise ConfigError("a budget (--size, --bits, --error) goes without --clusters, --density")
+        raise ConfigError("give a budget (--size, --bits, --error), or --clusters and --density")
     writer = Writer(found, effort, on_bytes)
     with writing_atomically(target) as file:
         if budget is None:
@@ -126,7 +126,7 @@ def pack_tensors(
 def within_budget(
     writer: "Writer", file: BinaryIO, settings: Settings, budget: Budget
 ) -> tuple[list[Change], int]:
-    """Write until the file fits: what an estimate missed is put right with what the coder took."""
+    """Write until the file fits; each attempt corrects the estimate by the size of the last one."""
     plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.own))
     limit = budget.bytes_for(writer.elements)
     if limit is None:
@@ -139,7 +139,7 @@ def within_budget(
     overhead = float(sum(t.num_bytes for t in writer.own if not plan.ties(t.name)))
     best: tuple[int, float] = (-1, HIGHEST)
     for attempt in range(ATTEMPTS):
-        # A little less than what is left, so that the last attempts fit.
+        # A little less with each attempt, so that the last ones fit.
         goal = limit * (1 - MARGIN * attempt) - overhead
         plan.at_level(plan.level_for_bytes(goal) if goal > 0 else HIGHEST)
         changes, size = writer.write(file, plan)
@@ -150,7 +150,7 @@ def within_budget(
         if size > limit and plan.level == HIGHEST:
             raise ConfigError(
                 f"{limit:,} bytes are too few: with every tied weight at zero the file has "
-                f"{size:,}, which biases, norms and what else is kept exactly take: allow more, "
+                f"{size:,}, for biases, norms and other tensors that are kept exactly: allow more, "
                 "or tie them too (--min-size 0)"
             )
         overhead = size - plan.estimate(plan.level)  # what is kept, and what the coder saves
@@ -224,7 +224,7 @@ def unpack(
 ) -> int:
     """Write a `.reef` file as a safetensors file; gives its size in bytes.
 
-    In a folder that exists it is named as model hubs name it.
+    In an existing folder it is named `model.safetensors`, as on model hubs.
     """
     if Path(target).is_dir():
         target = Path(target) / IN_A_FOLDER

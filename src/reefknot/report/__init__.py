@@ -3,7 +3,7 @@
 Takes     `record.json`, `metrics.jsonl`, `config.toml` and `model.reef` of a run, and its
           `TiedState`.
 Gives     `report.html` beside them: drawings made here, no script, nothing to fetch.
-Unaware   of methods, of torch, and of how a run comes about.
+Unaware   of methods, of torch, and of how runs are made.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def write_comparison(path: Path, title: str, lead: str, runs: Sequence[Compared]
 
 
 def compared(folder: Path, name: str) -> Compared:
-    """What a comparison tells of a run's folder."""
+    """What a comparison shows of a run's folder."""
     folder = Path(folder)
     record = _read_record(folder / "record.json") or {}
     lines = in_order(_read_metrics(folder / "metrics.jsonl") or [])
@@ -92,7 +92,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]] | None:
         return None
     metrics = []
     for line in content.split("\n"):
-        # A run that was killed may leave half a line behind, which a resumed run writes after.
+        # A killed run may leave half a line, after which a resumed run goes on writing.
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(line)
             if isinstance(found, dict):

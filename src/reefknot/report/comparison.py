@@ -1,8 +1,8 @@
 """Runs side by side: error against bytes, their curves, and a table.
 
 Takes     what is known of each run, of which much may be missing.
-Gives     a document; and which of some points none is better than.
-Unaware   of files, of how runs came about, and of searches.
+Gives     a document, and the Pareto front of some points.
+Unaware   of files, of how runs are made, and of searches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from reefknot.report.markup import tag, text
 from reefknot.report.svg import Chart, is_log, padded
 from reefknot.report.wording import count, number, percent, plain
 
-MAX_CURVES = 64  # more are a tangle
+MAX_CURVES = 64  # more cannot be told apart
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run: its name, what came of it, and by which entries it differs from the others."""
+    """One run: its name, its result, and the entries in which it differs from the others."""
 
     name: str
     state: str = "finished"
@@ -33,7 +33,9 @@ class Compared:
 
 
 def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points have no other that is as good in both and better in one; of equals the first.
+    """The Pareto front: points that no other point beats in one value and equals in the other.
+
+    Of equal points it has the first.
 
     >>> front_of([(800, 2.0), (400, 3.0), (600, 3.0), (400, 3.0), (900, 2.5)])
     [1, 0]

@@ -17,7 +17,7 @@ from reefknot.report.wording import count, mapping, number, numbers, percent, pl
 
 MAX_CURVES = 64  # in one figure of centers
 
-PHASES = {"soft": "soft tying", "hard": "hard tying"}  # others are called what they are
+PHASES = {"soft": "soft tying", "hard": "hard tying"}  # others are shown under their own names
 FROZEN = ("hard", "frozen")  # phases in which no weight changes its cluster
 UNNAMED = ("", "train")  # phases of a run that has only one
 

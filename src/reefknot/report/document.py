@@ -1,4 +1,4 @@
-"""A document: the frame of every page, and how figures stand in it.
+"""A document: the frame of every page, and the markup of figures in it.
 
 Takes     parts of a page as markup, and figures.
 Gives     HTML without scripts and without anything to fetch.

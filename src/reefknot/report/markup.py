@@ -9,7 +9,7 @@ import html
 import re
 
 # Lone surrogates (a JSON escape can make one) cannot be written as UTF-8, and XML knows no control
-# characters. Direction overrides would let a tensor's name rewrite the line that it stands in.
+# characters. Direction overrides would let a tensor's name rewrite the line that it is in.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )

@@ -150,9 +150,14 @@ def _result(facts: Mapping[str, Any], *, tied: bool) -> str:
 def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
     """The figures of a run, each with what it counts."""
     shown = (
-        ("rate_file", "Rate of the file", rate, "bytes before over bytes of the file, all counted"),
-        ("rate_paper", "Rate as papers count", rate, "Huffman accounting; not a size on a disk"),
-        ("rate_strict", "The same, strictly", rate, "with raw row pointers and raw biases"),
+        ("rate_file", "Rate of the file", rate, "bytes before over bytes of the whole file"),
+        (
+            "rate_paper",
+            "Rate as in the paper",
+            rate,
+            "CSR and Huffman accounting; not a size on disk",
+        ),
+        ("rate_strict", "The same, strict", rate, "with raw row pointers and raw biases"),
         ("rate_fixed", "Rate at fixed width", rate, "log2 K bits for every weight, zeros too"),
         ("density", "Density", share, "of trainable parameters are not zero"),
         ("num_clusters", "Shared values", count, "zero is one of them, if there are zeros"),

@@ -168,7 +168,7 @@ class Chart:
             self._under.append(tag("line", class_="edge", x1=left, x2=left, y1=_TOP, y2=foot))
         room = right - left + (_RIGHT if end >= self.x.high else 0.0)  # the margin is empty there
         if room > 7 * len(name):
-            # A lone name stands at the left edge, so that two of them line up with their stretch.
+            # The name begins at the left edge of its stretch, so that names line up with stretches.
             self._under.append(tag("text", text(name), class_="name", x=left, y=_TOP - 9))
 
     @property
@@ -214,13 +214,13 @@ class Chart:
         self._over.append(tag("text", text(words), class_=f"end {kind}", x=x + 7, y=y + 4))
 
     def dot(self, x: float, y: float, *, kind: str, title: str) -> None:
-        """One point that tells what it is under a pointer."""
+        """One point with a tooltip."""
         told = tag("title", text(title))
         place = {"cx": self.x(x), "cy": self.y(y), "r": 4.0}
         self._over.append(tag("circle", told, class_=f"dot {kind}", **place))
 
     def touch(self, points: Sequence[Point], words: Sequence[str]) -> None:
-        """Invisible spots that tell their value under a pointer, without any script."""
+        """Invisible spots whose tooltips show values, without any script."""
         for (step, value), told in zip(points, words, strict=True):
             if value is not None and not (self.log and value <= 0):
                 spot = tag("title", text(told))

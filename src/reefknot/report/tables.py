@@ -1,4 +1,4 @@
-"""Tables: errors by stage, bytes by part, tensors, settings; and the box that a table stands in.
+"""Tables: errors by stage, bytes by part, tensors, settings; and the scrolling box around a table.
 
 Takes     a record's facts, an `Inspection`, what a survey found about each tensor.
 Gives     markup; an empty string if there is nothing to show.

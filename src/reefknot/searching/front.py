@@ -40,9 +40,9 @@ def conclude(
     *,
     test: bool,
 ) -> list[Found]:
-    """Write all that a search ends with; gives the front, the smallest file first.
+    """Write the results of a search; gives the front, the smallest file first.
 
-    With `test` the files on the front are measured on test data, and nothing else ever is.
+    With `test` the files on the front are measured on test data. Nothing else ever is.
     """
     done = [one for one in trials if one.state == "finished"]
     points = [(float(one.file_bytes or 0), one.val_error or 0.0) for one in done]
@@ -70,7 +70,7 @@ def conclude(
 def _copied(
     folder: Path, front: Sequence[Trial], place: Callable[[int], Path]
 ) -> list[Path | None]:
-    """The files on the front, under their sizes, and no others."""
+    """Copy the files on the front, named by their sizes, and delete others."""
     target = folder / "front"
     try:
         target.mkdir(exist_ok=True)

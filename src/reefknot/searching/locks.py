@@ -1,8 +1,8 @@
-"""Who is alive, and whose turn it is: locks that go with the process that holds them.
+"""Locks that end with the process that holds them.
 
 Takes     the folder of a search.
-Gives     a turn, which one process has at a time, and a sign of life for each worker.
-Unaware   of what is done in a turn.
+Gives     a mutex for all processes of the search, and a liveness lock for each worker.
+Unaware   of what is done under the mutex.
 """
 
 import os
@@ -21,8 +21,8 @@ except ImportError:  # there is none on Windows
 
 
 @contextmanager
-def turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process that sees this folder has its turn."""
+def mutex(folder: Path) -> Iterator[None]:
+    """Wait until no other process that sees this folder holds the mutex, and hold it."""
     handle = _open(folder / "turn.lock")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -33,13 +33,13 @@ def turn(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alive(folder: Path) -> Iterator[str]:
-    """A name for this worker, and until its process ends, however it ends, a sign of life.
+    """A name for this worker, with a lock that is held until its process ends, however it ends.
 
-    What a failure leaves behind is a name without life, as a kill does.
+    A worker that fails or is killed leaves its file behind, unlocked.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     path = folder / "workers" / name
-    with turn(folder):  # so that nobody sees it without life
+    with mutex(folder):  # so that nobody sees the file unlocked
         handle = _open(path)
         fcntl.flock(handle, fcntl.LOCK_EX)
     try:
@@ -50,9 +50,9 @@ def alive(folder: Path) -> Iterator[str]:
 
 
 def is_dead(folder: Path, name: str) -> bool:
-    """Whether a worker that began in this folder has ended without saying so.
+    """Whether a worker that started in this folder has failed or was killed.
 
-    Of one that began in another folder nothing can be said here; it is taken to be alive.
+    A worker that started in another folder (on another machine) is taken to be alive.
     """
     try:
         handle = os.open(folder / "workers" / name, os.O_RDWR)
@@ -67,8 +67,8 @@ def is_dead(folder: Path, name: str) -> bool:
     return True
 
 
-def bury(folder: Path, keep: set[str]) -> None:
-    """In a turn: forget workers that are dead, but for those that something waits for."""
+def forget_dead(folder: Path, keep: set[str]) -> None:
+    """Delete the files of dead workers, except those in `keep`; the caller holds the mutex."""
     for path in (folder / "workers").iterdir():
         if path.name not in keep and is_dead(folder, path.name):
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Several workers at a time, each a process of one thread.
 
 Takes     a `Job` and a number.
-Gives     the results of all, one after the other; the first error, once all have stopped.
+Gives     the results of all as they come; the first error, once all have stopped.
 Unaware   of what a worker does.
 """
 
@@ -24,8 +24,8 @@ Tell = Callable[[Trial], None]
 def work_together(job: Job, jobs: int, tell: Tell) -> int:
     """Run trials in `jobs` processes until there are none left; gives how many were killed.
 
-    What a killed worker leaves, another one takes. After an error all others stop, too: they write
-    a checkpoint first.
+    Another worker takes over the trial of a killed one. After an error all others stop, too, and
+    write a checkpoint first.
     """
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
@@ -59,7 +59,7 @@ def work_together(job: Job, jobs: int, tell: Tell) -> int:
 
 
 def _worker(job: Job, to_parent: Connection) -> None:
-    """In a process of its own. Ctrl-C reaches it during a run only; the parent stops the rest."""
+    """The body of a worker's process; it handles Ctrl-C during a run, the parent otherwise."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         work(job, to_parent.send)
@@ -67,11 +67,11 @@ def _worker(job: Job, to_parent: Connection) -> None:
         with suppress(OSError):
             to_parent.send((str(error), error.exit_code))
     except BrokenPipeError:
-        pass  # nobody listens any more
+        pass  # the parent has ended
 
 
 def _error(text: str, exit_code: int) -> ReefknotError:
-    """The error of a worker, as far as the command line looks at it."""
+    """The error of a worker, with what the command line needs: message and exit code."""
     error = InterruptedRunError(text) if exit_code == 130 else ReefknotError(text)
     error.exit_code = exit_code
     return error
@@ -79,10 +79,10 @@ def _error(text: str, exit_code: int) -> ReefknotError:
 
 @contextmanager
 def _stopping(workers: dict[Any, BaseProcess], errors: list[ReefknotError]) -> Iterator[None]:
-    """Ctrl-C, or a polite kill of this process, stops the workers politely."""
+    """On Ctrl-C or SIGTERM, let the workers write a checkpoint and stop."""
 
     def stop(*_: Any) -> None:
-        errors.append(InterruptedRunError("stopped; the same command goes on"))
+        errors.append(InterruptedRunError("stopped; the same command continues"))
         _stop(workers)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

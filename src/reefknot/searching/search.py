@@ -1,6 +1,6 @@
 """A search from beginning to end.
 
-Takes     a recipe with a `[search]` table or a size, a folder, and how many trials there shall be.
+Takes     a recipe with a `[search]` table or a size, a folder, and the number of trials.
 Gives     the folder: search.toml, study.db (unless trials are kept elsewhere), trials/, and what
           `front.py` makes of them.
 Unaware   of how results are shown.
@@ -18,7 +18,7 @@ from reefknot.runs.config import Config
 from reefknot.runs.folder import config_text, names_in
 from reefknot.runs.parts import network_and_data
 from reefknot.searching.front import Found, conclude
-from reefknot.searching.locks import turn
+from reefknot.searching.locks import mutex
 from reefknot.searching.processes import Tell, work_together
 from reefknot.searching.space import space_of, trial_config
 from reefknot.searching.worker import Job, work
@@ -28,7 +28,7 @@ RECIPE = "search.toml"
 
 @dataclass(frozen=True)
 class Result:
-    """What a search has found so far; `running` are trials that other commands work on."""
+    """What a search has found so far; `running` are trials of other commands."""
 
     front: list[Found]
     running: int
@@ -43,15 +43,15 @@ def search(
     storage: str | None = None,
     tell: Tell = lambda _: None,
 ) -> Result:
-    """Run trials until there are `trials` of them, also those of earlier and of other commands.
+    """Run trials until there are `trials` of them, those of earlier and other commands included.
 
     Args:
-        config: the recipe; its `search` tells what is searched.
-        folder: a new one, or that of a search with this recipe, which goes on.
-        trials: how many there shall be in all.
+        config: the recipe; its `search` says what is searched.
+        folder: a new one, or that of a search with this recipe, which continues.
+        trials: how many trials in all.
         jobs: how many processes of one thread run them.
         storage: None for SQLite in the folder, a URL of a database, or a journal file.
-        tell: is told of every result of this command.
+        tell: called with every result of this command.
     """
     space_of(config)
     _, data = network_and_data(trial_config(config, {}))  # wrong names make no folder
@@ -65,11 +65,11 @@ def search(
         killed = work_together(job, jobs, tell)
     found = study.trials()
     running = [trial.number for trial in found if trial.state == "running"]
-    with turn(folder):
+    with mutex(folder):
         front = conclude(config, folder, found, job.place, test=not running)
     if killed and (running or not front):
         where = f" in trial {running[0]}" if running else ""
-        raise CheckError(f"a worker was killed{where}; the same command goes on")
+        raise CheckError(f"a worker was killed{where}; the same command continues")
     reasons = [trial.reason for trial in found if trial.reason]
     if not front and not running:
         raise CheckError(f"no trial has a result; the last one: {reasons[-1] if reasons else '-'}")
@@ -87,14 +87,14 @@ def _claim(folder: Path, config: Config) -> None:
     names = {name for name in names_in(folder) if not name.startswith((".", "turn"))}
     if names and RECIPE not in names:
         raise ConfigError(
-            f"{folder} is there already and holds no search; choose another --out, or delete it"
+            f"{folder} exists already and holds no search; choose another --out, or delete it"
         )
     text = config_text(folder, config).encode()
-    with turn(folder):
+    with mutex(folder):
         if not (folder / RECIPE).exists():
             write_atomically(folder / RECIPE, text)
         elif read_bytes(folder / RECIPE) != text:
             raise ConfigError(
-                f"{folder} was started with another configuration; go on with the same one, or "
+                f"{folder} was started with another configuration; continue with that one, or "
                 "choose another --out"
             )

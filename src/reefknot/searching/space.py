@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from reefknot.errors import ConfigError
 from reefknot.runs.config import Config, with_entries
 
-# Errors on other data cannot be compared, test data is not looked at, a worker has one thread, and
-# a path in a list would be relative to nothing.
+# Entries that cannot be searched: errors on different data are not comparable, test data is not
+# used, a worker has one thread, and paths in a list would have no folder to be relative to.
 FIXED = ("data", "evaluate_test", "start", "training.threads")
 SPREAD = 4  # without a table: sizes from a fourth of the recipe's to four times it
 
@@ -28,12 +28,12 @@ class Range(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Whether only integers are meant."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
     def log(self) -> bool:
-        """Whether ratios count, not differences."""
+        """Whether it is log-uniform."""
         return self.low > 0
 
 
@@ -41,7 +41,7 @@ Space = dict[str, Range | tuple[Value, ...]]
 
 
 def space_of(config: Config) -> Space:
-    """What the recipe wants searched; raises one error with all that is wrong in the table."""
+    """What is searched; raises one error with everything that is wrong in the table."""
     if not config.search:
         return _sizes(config)
     space: Space = {}
@@ -108,7 +108,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _unfit(config: Config, space: Space) -> list[str]:
-    """What the recipe says to the ends of ranges and to choices, each tried once."""
+    """Errors of the configuration with the ends of each range, or each choice, tried one by one."""
     mistakes: dict[str, None] = {}
     most = max(len(dimension) for dimension in space.values())
     for number in range(most):

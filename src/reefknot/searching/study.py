@@ -1,11 +1,12 @@
-"""Trials in Optuna's storage: opened, taken by a worker, told what came of them.
+"""Trials in Optuna's storage: taken by workers, and told their results.
 
 Takes     a folder, where the storage is, and what is searched.
-Gives     `Study`, from which workers on any machine take trials, each by one of them at a time.
+Gives     `Study`, from which workers on any machine take trials; a trial belongs to one worker.
 Unaware   of how a trial is run.
 
-A trial that a worker has taken stays Optuna's running trial until it is told. If the worker dies,
-the next one that looks takes the same trial, with the same values, and goes on from its checkpoint.
+A trial that a worker has taken is running, for Optuna, until its result is told. If the worker
+dies, the next one that looks for work takes the same trial, with the same values, and resumes it
+from its checkpoint.
 """
 
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.searching.locks import bury, is_dead, turn
+from reefknot.searching.locks import forget_dead, is_dead, mutex
 from reefknot.searching.pruning import Curve, Finished
 from reefknot.searching.space import Range, Space, Value
 
@@ -28,8 +29,8 @@ except ImportError as error:
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-MAX_DEATHS = 3  # of workers, in one trial: it may be what kills them
-_UNCLAIMED = timedelta(minutes=1)  # a trial without a worker is of one killed while it took it
+MAX_DEATHS = 3  # of workers in one trial, which may be what kills them
+_UNCLAIMED = timedelta(minutes=1)  # older trials without a worker: it was killed while taking them
 _STATES = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
@@ -65,7 +66,7 @@ class Study:
     Args:
         folder: the folder of the search, which also holds the locks.
         space: what is searched.
-        recipe: the text of the configuration; another one than the study began with is refused.
+        recipe: the text of the configuration; it must be that with which the study was started.
         storage: None for a SQLite file in the folder, a URL of a database, or a journal file.
         seed: of the values that are tried.
     """
@@ -76,7 +77,7 @@ class Study:
         self.folder, self.space, self.seed = folder, space, seed
         self._where = storage or str(folder / "study.db")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with turn(folder), self._failures("could not be opened"):
+        with mutex(folder), self._failures("could not be opened"):
             self._study = optuna.create_study(
                 storage=_storage(storage, folder),
                 study_name=folder.absolute().name,
@@ -88,22 +89,22 @@ class Study:
                 self._study.set_user_attr("recipe", recipe)
         if before not in (None, recipe):
             raise ConfigError(
-                f"the study {self._study.study_name!r} in {_shown(self._where)} was begun with "
-                "another configuration; go on with the same one, or choose another --out"
+                f"the study {self._study.study_name!r} in {_shown(self._where)} was started with "
+                "another configuration; continue with that one, or choose another --out"
             )
 
     def take(self, worker: str, most: int) -> Task | None:
-        """The next trial for this worker, or None: an abandoned one, or of `most` a new one."""
-        with turn(self.folder), self._failures("failed"):
+        """The next trial for this worker: an abandoned one, or a new one up to `most`; or None."""
+        with mutex(self.folder), self._failures("failed"):
             trials = self._study.get_trials(deepcopy=False)
             running = [found for found in trials if found.state == TrialState.RUNNING]
-            bury(self.folder, {str(found.user_attrs.get("worker")) for found in running})
+            forget_dead(self.folder, {str(found.user_attrs.get("worker")) for found in running})
             for found in running:
                 if self._is_abandoned(found):
                     return self._take_over(found, worker)
             if sum("worker" in found.user_attrs for found in trials) >= most:
                 return None
-            # Not the draws of an earlier process again, but the same after a restart.
+            # The seed differs from that of earlier trials, and is the same after a restart.
             seed = (self.seed * 1_000_003 + len(trials)) % 2**32
             self._study.sampler = optuna.samplers.TPESampler(seed=seed)
             trial = self._study.ask()
@@ -112,7 +113,7 @@ class Study:
             return Task(trial.number, values)
 
     def release(self, task: Task) -> None:
-        """Leave a trial to whoever is next, since this worker is asked to stop."""
+        """Give a trial back for another worker, because this one was asked to stop."""
         with self._failures("failed"):
             self._handle(task.number).set_user_attr("worker", None)
 
@@ -167,13 +168,13 @@ class Study:
         return Task(trial.number, dict(trial.params))
 
     def _handle(self, number: int) -> optuna.Trial:
-        """A trial that may be told things; one of another process has to be found first."""
+        """A trial that can be changed; one that another process took must be looked up first."""
         trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
         return optuna.Trial(self._study, trial_id)
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """A database, its driver or a disk may fail in many ways: one sentence."""
+        """Turn the many errors of a database, its driver or a disk into one sentence."""
         try:
             yield
         except (ReefknotError, KeyboardInterrupt):

@@ -1,6 +1,6 @@
 """One process of a search: takes trials and runs them, until there are none left to take.
 
-Takes     a `Job`: the recipe, the folder, where trials are kept and how many there shall be.
+Takes     a `Job`: the recipe, the folder, where trials are kept and how many are wanted.
 Gives     a run's folder for each trial in trials/, and every result to the study.
 Unaware   of other workers, and of what is done with the results.
 """
@@ -34,7 +34,7 @@ class Job:
     examples: int  # for validation
 
     def open(self) -> Study:
-        """The study, begun or gone on with."""
+        """Create or open the study."""
         recipe = config_text(self.folder, self.config)
         space, seed = space_of(self.config), self.config.seed
         return Study(self.folder, space, recipe, storage=self.storage, seed=seed)
@@ -49,7 +49,7 @@ class _PrunedError(ReefknotError):
 
 
 def work(job: Job, tell: Callable[[Trial], None]) -> None:
-    """Run trials as long as there are any to take; `tell` is told of each result."""
+    """Run trials as long as there are any to take; `tell` is called with each result."""
     with alive(job.folder) as name:
         study = job.open()
         while (task := study.take(name, job.trials)) is not None:
@@ -57,12 +57,12 @@ def work(job: Job, tell: Callable[[Trial], None]) -> None:
                 result = _run(task, job, study)
             except InterruptedRunError as error:
                 study.release(task)
-                raise InterruptedRunError("stopped; the same command goes on") from error
+                raise InterruptedRunError("stopped; the same command continues") from error
             tell(result)
 
 
 def _run(task: Task, job: Job, study: Study) -> Trial:
-    """Run a trial, or go on with it, and tell the study what came of it."""
+    """Run or resume a trial, and tell the study its result."""
     place = job.place(task.number)
     try:
         config = trial_config(job.config, task.values)
@@ -74,7 +74,7 @@ def _run(task: Task, job: Job, study: Study) -> Trial:
         study.tell_pruned(task, curve)
         return Trial(task.number, "pruned", task.values, curve=curve)
     except (ConfigError, TyingError, DivergedError) as error:
-        # A size that cannot be had, a combination that does not work: others may.
+        # A size that cannot be met, or settings that do not work together: others may.
         _discard(place)
         study.tell_failed(task, str(error))
         return Trial(task.number, "failed", task.values, reason=str(error))
@@ -84,7 +84,7 @@ def _run(task: Task, job: Job, study: Study) -> Trial:
 
 
 def _discard(place: Path) -> None:
-    """What a run without a result has left."""
+    """Delete what a run without a result has left."""
     if place.exists():
         clear(place)
         with suppress(OSError):
@@ -106,7 +106,7 @@ class _Watch:
         """Nothing is decided at a step."""
 
     def measured(self, row: dict[str, Any]) -> None:
-        """A row was written: the curve is that of the whole run, also of what others ran of it."""
+        """A row was written; the curve includes steps that earlier workers ran."""
         rows = read_rows(self._place)
         self.curve = [(found["step"] / self._steps, found["val_error"]) for found in rows]
         size = self._target or row.get("predicted_bytes")

@@ -1,4 +1,4 @@
-"""Units that do nothing: found, and taken out of the network.
+"""Dead units: found, and removed from the network.
 
 Takes     a model and an example of its inputs.
 Gives     which elements of which parameters are dead; a smaller network with the same outputs.
@@ -7,8 +7,8 @@ Unaware   of methods, of files and of what made the zeros.
     trace.py      a model as a graph of operations and their values
     masks.py      masks of elements, and kinds of operations
     rules.py      what each operation does to masks
-    graph.py      from there to the elements that are dead: `analyse`, `Analysis`
-    kept.py       which units stay, so that what is left fits together
+    graph.py      which elements are dead: `analyse`, `Analysis`
+    kept.py       which units stay, so that the remaining shapes fit
     cut.py        tensors made smaller, inputs selected
     network.py    the smaller network: `shrink`, `Shrunk`
     narrow.py     the same while training: parameters stay whole, steps get cheaper

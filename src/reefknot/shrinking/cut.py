@@ -1,6 +1,6 @@
-"""The cut itself: tensors made smaller, shapes put right, inputs selected.
+"""The cut itself: tensors sliced, shapes of views corrected, inputs selected.
 
-Takes     a model, what was found, and which units stay.
+Takes     a model, its analysis, and which units stay.
 Gives     a copy of the model with smaller tensors under the same names.
 Unaware   of why a unit stays or goes.
 """
@@ -18,8 +18,8 @@ from reefknot.shrinking.graph import Analysis
 from reefknot.shrinking.kept import Kept
 from reefknot.shrinking.masks import Weighted, weighted
 
-# A dense layer reads only some of its inputs: a `Select` in front of it leaves the others out, if
-# they are at least this fraction. It has its price, too.
+# If a dense layer does not read at least this fraction of its inputs, a `Select` in front of it
+# drops them. With fewer, the `Select` would cost more than it saves.
 _SELECT = 0.25
 
 
@@ -42,7 +42,7 @@ class Select(nn.Module):
 
 
 class Cut:
-    """One try: a copy of the model with its tensors cut, and the shapes of views put right."""
+    """One attempt: a copy of the model with sliced tensors, and with corrected shapes of views."""
 
     def __init__(
         self, model: nn.Module, found: Analysis, kept: Kept, *, selects: bool = True
@@ -52,9 +52,9 @@ class Cut:
         self.slices: dict[str, list[Tensor]] = {}  # by tensor: what is left along each dimension
         self.model = copy.deepcopy(model)
         self.layers: dict[Node, Weighted] = {}
-        self.selected: dict[Node, Tensor] = {}  # of a dense layer: inputs it reads, of those there
+        self.selected: dict[Node, Tensor] = {}  # of a dense layer: which remaining inputs it reads
         self.folded: dict[Node, int] = {}
-        self.shapes: dict[Node, list[int]] = {}  # views by number
+        self.shapes: dict[Node, list[int]] = {}  # new shapes of views
         with torch.no_grad():
             for node in self.trace.graph.nodes:
                 self._cut(node)
@@ -114,7 +114,7 @@ class Cut:
                 setattr(owner, name, size)
 
     def _constants(self, node: Node, layer: Weighted, into: int, gone: Tensor) -> Tensor:
-        """What the inputs that went added to each unit: they were constants."""
+        """What the removed inputs, which were constants, contributed to each unit."""
         source = layer.source
         value = self.trace.values[source]
         constant = ~self.found.masks.over(source, into)
@@ -128,7 +128,7 @@ class Cut:
         return added.movedim(channels, 0).flatten(1)[:, 0].double()
 
     def _slice(self, name: str, *sets: Tensor, added: Tensor | None = None) -> None:
-        """Cut a tensor of the copy along its first dimensions, after something was added."""
+        """Slice a tensor of the copy along its first dimensions, after adding `added` to it."""
         path, _, key = name.rpartition(".")
         owner = self.model.get_submodule(path)
         tensor = getattr(owner, key)
@@ -149,7 +149,7 @@ class Cut:
     # -- the network -----------------------------------------------------------------------------
 
     def result(self) -> nn.Module:
-        """The copy itself, or where its code would not fit the shapes, the traced one."""
+        """The copy itself, or its traced graph if its code does not fit the new shapes."""
         patches = dict(self.patches())
         if not patches and not self.selected:
             return self.model
@@ -181,7 +181,7 @@ class Cut:
         return Select(indices).to(next(layer.parameters()).device)
 
     def patches(self) -> Iterator[tuple[Node, list[Any]]]:
-        """Views whose shape is told in numbers that are no longer right."""
+        """Views whose literal sizes no longer fit, each with its new arguments."""
         for node, shape in self.shapes.items():
             told = list(node.args[1:])
             if len(told) == 1 and isinstance(told[0], tuple | list):

@@ -1,7 +1,7 @@
 """BatchNorm folded into the layer before it: one layer less in evaluation.
 
 Takes     a model.
-Gives     a copy in which a BatchNorm that alone follows a dense layer or a convolution is gone.
+Gives     a copy without each BatchNorm that is the only user of a dense layer or a convolution.
 Unaware   of dead units: `shrink` needs no folding, and folding no `shrink`.
 """
 
@@ -15,11 +15,11 @@ from reefknot.shrinking.trace import Trace, followed
 
 
 def fold_batchnorm(model: nn.Module) -> nn.Module:
-    """A copy of the model, in evaluation, whose BatchNorms are part of the layers before them.
+    """A copy of the model, in evaluation mode, whose BatchNorms are part of the layers before them.
 
-    A folded BatchNorm becomes an `Identity` of the same name, and its layer has a bias from then
-    on. What is used twice is left alone, and so is a layer that something else looks at. Weights
-    that were tied to a few values are tied no more: each unit has a scale of its own.
+    A folded BatchNorm becomes an `Identity` of the same name, and its layer gets a bias. Modules
+    that are used twice are left alone, and so are layers whose output is used elsewhere. Weights
+    that were tied to a few values are not tied any more: each unit has a scale of its own.
     """
     folded = copy.deepcopy(model).eval()
     own, _ = followed(folded)

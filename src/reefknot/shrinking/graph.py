@@ -1,14 +1,14 @@
 """From a model and an example input to the elements of its parameters that are dead.
 
-Takes     a module whose zeros are meant, and an example of its inputs; a batch of one is enough.
+Takes     a module whose zeros are final, and an example of its inputs; a batch of one is enough.
 Gives     `Analysis`: for each parameter which elements may become zero without changing any output
           in evaluation, and what could not be followed.
 Unaware   of methods, of files, and of how a network is cut.
 
-One pass forward finds what is the same for every input: a unit without inputs is a constant. One
-pass backward finds what no output needs: a unit that only feeds zeros. Both look at elements, not
-at channels, and treat what they do not know as alive. Torch-Pruning's dependency graph is not used:
-it tells which slices of layers must be cut together, which is a small part of the work here
+A forward pass finds what is the same for every input: a unit without inputs is a constant. A
+backward pass finds what no output needs: a unit that only feeds zeros. Both work on elements, not
+on channels, and treat operations without a rule as alive. Torch-Pruning's dependency graph is not
+used: it says which slices of layers must be cut together, which is a small part of the work here
 (`kept.py`), and knows neither constants nor which elements are needed.
 """
 
@@ -25,13 +25,13 @@ from reefknot.shrinking.masks import Masks, is_barrier, is_tracked, over_all_but
 from reefknot.shrinking.rules import claims, trained, varies
 from reefknot.shrinking.trace import Trace, Unfollowed, trace
 
-NOT_KNOWN = "what it does to single elements is not known here"
+NOT_KNOWN = "there is no rule for what it does to single elements"
 NOT_USED = "the example input does not reach it"
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a model's zeros make of it. Masks are of truth values, in the shapes of the tensors."""
+    """What follows from a model's zeros. Masks are boolean, in the shapes of the tensors."""
 
     trace: Trace
     masks: Masks  # of each node: which elements vary
@@ -58,9 +58,9 @@ def dead_elements(model: nn.Module, example_input: Any) -> dict[str, Tensor]:
 
 
 def analyse(model: nn.Module, example_input: Any, *, training: bool = False) -> Analysis:
-    """Look for what is dead; the model stays as it is, and is looked at in evaluation.
+    """Find what is dead in evaluation mode; the model is not changed.
 
-    With `training` only zeros stay as they are, all other parameters may become anything.
+    With `training` only zeros stay as they are; all other parameters may take any value.
     """
     own = trace(model, example_input)
     masks = Masks(own, training=training)
@@ -97,7 +97,7 @@ def _names_by_tensor(model: nn.Module) -> list[list[str]]:
 
 
 def _backward(masks: Masks, *, lenient: bool) -> tuple[dict[Node, Any], dict[str, Tensor]]:
-    """What of each node is needed, and which elements of each tensor by its name."""
+    """Which elements of each node's value are needed, and which of each tensor, by name."""
     own, alive = masks.trace, dict[str, Tensor]()
     needed: dict[Node, Any] = {}
     for node in own.graph.nodes:
@@ -128,7 +128,7 @@ def _backward(masks: Masks, *, lenient: bool) -> tuple[dict[Node, Any], dict[str
 
 
 def _parameters_of(own: Trace, node: Node) -> list[str]:
-    """The tensors that a node's module has: not needed unless somebody claims them."""
+    """The tensors of a node's module, which are not needed unless a rule claims them."""
     module = own.module(node)
     if module is None:
         return []

@@ -1,13 +1,13 @@
-"""Which units stay, so that what is left fits together again.
+"""Which units stay, so that the remaining shapes fit together.
 
 Takes     an `Analysis`.
 Gives     `Kept`: for each dimension of each value in the network which indices stay, and for those
-          that nobody needs the reason.
+          that are not needed the reason.
 Unaware   of modules: nothing is cut here.
 
-It begins with what each layer must read, and grows until every operation gets what it was made for:
-both sides of a sum have the same channels, groups have the same size, and what is not known is
-left whole. A constant is not read: the layer adds it to its bias, where that is exact.
+It starts with what each layer must read, and grows until the inputs of every operation fit: both
+sides of a sum have the same channels, groups have the same size, and operations without a rule are
+left whole. A constant need not be read: the layer adds it to its bias, where that is exact.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ from reefknot.shrinking.masks import (
 )
 from reefknot.shrinking.rules import claims, reaching, rerun
 
-# Elements are addressed by number there, or made where there were none.
+# Operations that address elements by index or size, or that create new ones.
 _COUNTING = {
     *("chunk", "split", "getitem", "stack", "expand", "expandas", "repeat", "roll", "flip"),
     *("pad", "zeropad1d", "zeropad2d", "pixelshuffle", "unflatten", "indexselect"),
@@ -42,15 +42,15 @@ _FOLLOWED = POINTWISE | POOLS | (MOVING - _COUNTING) | {"batchnorm", "linear", "
 
 
 class Kept:
-    """The indices that stay, along each dimension of each value; `why`, where nobody needs them."""
+    """The indices that stay, along each dimension of each value; `why`, if they are not needed."""
 
     def __init__(self, found: Analysis, whole: frozenset[Node] = frozenset()) -> None:
         self.found, self.masks, self.trace = found, found.masks, found.masks.trace
         self.whole = whole  # nodes to be left whole, because cutting them did not work
         self.sets: dict[Node, list[Tensor]] = {}
         self.why: dict[Node, list[dict[int, str]]] = {}
-        self.reads: dict[Node, Tensor] = {}  # the inputs that a layer cannot do without
-        self.folds: dict[Node, Tensor] = {}  # those that it needs, and holds in its bias
+        self.reads: dict[Node, Tensor] = {}  # the inputs that a layer must read
+        self.folds: dict[Node, Tensor] = {}  # those that it adds to its bias instead
         for node, value in self.trace.values.items():
             if isinstance(value, Tensor):
                 self.sets[node] = [torch.zeros(n, dtype=torch.bool) for n in value.shape]
@@ -69,7 +69,7 @@ class Kept:
         return list(value.shape) == self.count(node)
 
     def box(self, node: Node, needed: bool = False) -> Tensor:
-        """Which elements of a node's value stay; or only those that somebody needs."""
+        """Which elements of a node's value stay; or only those that are needed."""
         mask = torch.ones(self.trace.values[node].shape, dtype=torch.bool)
         for dimension, one in enumerate(self.sets[node]):
             if needed:
@@ -95,7 +95,7 @@ class Kept:
         return sum(int(one.sum()) for sets in self.sets.values() for one in sets)
 
     def _begin(self, node: Node) -> None:
-        """What a node cannot do without, whatever the others do."""
+        """Keep what a node needs, whatever the others keep."""
         layer = self._layers[node]
         if node.op == "get_attr" and self.masks.is_shared([str(node.target)]):
             self._keep_whole(node, f"{node.target} is used more than once")
@@ -115,7 +115,7 @@ class Kept:
         return weighted(self.trace, node) if is_operation else None
 
     def left(self, node: Node) -> str:
-        """Why a node and all it touches stay as they are; empty if they need not."""
+        """Why a node, its inputs and its value are left whole; empty if they need not be."""
         return self._left[node]
 
     def _reason_to_leave(self, node: Node) -> str:
@@ -135,7 +135,7 @@ class Kept:
         return f"{name} is used more than once" if self.masks.is_shared(own) else ""
 
     def _read(self, node: Node, layer: Weighted) -> None:
-        """The inputs that a layer needs and that are no constants it can add to its bias."""
+        """Find the inputs that a layer must read: those that are not constants for its bias."""
         source = layer.source
         dimension = self.input_dimension(node, layer)
         mine = dict(claims(self.masks, node, self.found.needed[node], False))
@@ -180,7 +180,7 @@ class Kept:
         return self.trace.values[layer.source].ndim - max(layer.tensors[0].ndim - 1, 1)
 
     def _fit(self, node: Node) -> None:
-        """Make what stays of a node's inputs and of its value fit each other."""
+        """Make the indices that stay of a node's inputs and of its value consistent."""
         if not node.op.startswith("call_") or not isinstance(self.trace.values[node], Tensor):
             return
         if self._left[node]:
@@ -230,14 +230,14 @@ class Kept:
             self._keep(owner, dimension, indices, f"the groups of {name} stay alike")
 
     def _fit_moving(self, node: Node, inputs: list[Node]) -> None:
-        """Pools, views, concatenation: ask the operation itself where elements come from."""
+        """Views and concatenation: run the operation itself to see where elements come from."""
         if self.trace.kind(node) in POOLS:
             return self._fit_pool(node, inputs[0])
 
         def again(*parts: Tensor) -> Tensor:
             return rerun(self.masks, node, dict(zip(inputs, parts, strict=True)))
 
-        for needed in (True, False):  # what somebody needs first, to tell it from the rest
+        for needed in (True, False):  # first what is needed, to give the rest its own reason
             label = "" if needed else f"{self.trace.name(node)} moves it with what is needed"
             boxes = [self.box(source, needed).float() for source in inputs]
             self._cover(node, again(*boxes) > 0, "" if needed else self._reason(inputs) or label)
@@ -315,7 +315,7 @@ class Kept:
             self._keep(node, dimension, torch.nonzero(missing).flatten().tolist(), label)
 
     def idle(self, node: Node, dimension: int) -> Iterator[tuple[str, int]]:
-        """Units that stay although they are constant or not needed: reasons, and how many."""
+        """Idle units, which stay although they are constant or not needed: reasons and numbers."""
         used = over_all_but(self.found.needed[node] & self.masks.varies[node], dimension)
         idle = self.sets[node][dimension] & ~used
         reasons = (

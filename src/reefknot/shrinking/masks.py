@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from reefknot.shrinking.trace import Trace
 
 # fmt: off
-# Elements are moved, copied or summed with coefficients above zero: masks go through as they are.
+# Elements are moved, copied or summed with positive coefficients: the operation is run on masks.
 MOVING = {
     "flatten", "unflatten", "view", "reshape", "permute", "transpose", "t", "movedim", "swapaxes",
     "squeeze", "unsqueeze", "contiguous", "clone", "to", "float", "double", "detach", "identity",
@@ -47,7 +47,7 @@ FOLLOWED |= {"batchnorm", "layernorm", "embedding"}
 
 
 def is_tracked(value: Any) -> bool:
-    """Whether masks follow a value: real numbers and truth values, not indices."""
+    """Whether a value has a mask: real numbers and booleans have, indices do not."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
 
 
@@ -69,7 +69,7 @@ class Masks:
         )
 
     def tracked(self, node: Node) -> list[Node]:
-        """The inputs of a node that hold anything that masks follow."""
+        """The inputs of a node that have masks."""
         values = self.trace.values
         return [n for n in node.all_input_nodes if any(map(is_tracked, tree_flatten(values[n])[0]))]
 
@@ -150,13 +150,13 @@ def weighted(trace: Trace, node: Node) -> Weighted | None:
 
 
 def is_barrier(masks: Masks, node: Node) -> bool:
-    """Whether nothing is known of a node: everything it gives varies, all it takes is needed."""
+    """Whether there is no rule for a node: its whole value varies, all of its inputs are needed."""
     trace = masks.trace
     kind, value, module = trace.kind(node), trace.values[node], trace.module(node)
     if node.op not in ("call_module", "call_function", "call_method"):
         return False
     if not any(isinstance(leaf, Tensor) for leaf in leaves(value)):
-        return False  # a size, say
+        return False  # such as a size
     if kind not in FOLLOWED or not all(map(is_tracked, leaves(value))):
         return True
     unknown = [n for n in node.all_input_nodes if n not in masks.tracked(node)]

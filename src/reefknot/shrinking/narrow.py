@@ -4,11 +4,11 @@ Takes     a model that is trained, which of its elements are zero and stay so, a
 Gives     `Narrowed`: called instead of the model, it computes with slices of its parameters.
 Unaware   of methods, optimizers and phases.
 
-Parameters, and whatever optimizers and methods remember of them, keep their shapes: only forward
-and backward are cut. A gradient arrives at each parameter through its slice, and is zero
-elsewhere, as it would have been but for fixed zeros, which do not follow theirs. So there is
-nothing to carry over, to scatter back or to save. Dropout draws other random numbers, since it has
-fewer to draw; the statistics of channels that were left out are no longer estimated.
+Parameters, and all state that optimizers and methods keep for them, keep their shapes: only forward
+and backward run on slices. Each parameter gets its gradient through its slice, and zero elsewhere.
+That is the gradient of the whole network, except at fixed zeros, which stay zero anyway. So there
+is nothing to convert or to save. Dropout draws other random numbers, because it draws fewer; the
+statistics of channels that are left out are not estimated.
 """
 
 import copy
@@ -30,7 +30,7 @@ class Narrowed:
     """A model's function, on the part of it that its fixed zeros leave alive.
 
     `macs` are the multiplications of dense layers and convolutions for one example, before and
-    after. The model must keep its parameters; make another one when more zeros are fixed.
+    after. The model must keep its parameters; make a new `Narrowed` when more zeros are fixed.
     """
 
     def __init__(self, model: nn.Module, fixed: Mapping[str, Tensor], example_input: Any) -> None:
@@ -62,7 +62,7 @@ class Narrowed:
         return outputs
 
     def _return_buffers(self) -> None:
-        """Running statistics of the channels that were computed go to their places."""
+        """Write the running statistics of the computed channels back to the model."""
         own = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, new in self._small.named_buffers():
@@ -74,7 +74,7 @@ class Narrowed:
 
 
 def _generic(model: nn.Module, fixed: Mapping[str, Tensor]) -> nn.Module:
-    """A copy with zeros where they are fixed, and nowhere else."""
+    """A copy with zeros where they are fixed, and no others."""
     generic = copy.deepcopy(model)
     with torch.no_grad():
         for name, parameter in generic.named_parameters():

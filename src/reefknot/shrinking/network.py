@@ -1,8 +1,8 @@
 """A network without its dead units: the same outputs, smaller layers.
 
-Takes     a model whose zeros are meant, and an example of its inputs.
+Takes     a model whose zeros are final, and an example of its inputs.
 Gives     `Shrunk`: a copy of the model with smaller layers under the same names, and a table of
-          what went, what stays though nobody needs it, and why.
+          what was removed, which idle units stay, and why.
 Unaware   of files and of what made the zeros.
 """
 
@@ -55,13 +55,13 @@ class Shrunk:
 
 
 def shrink(model: nn.Module, example_input: Any, *, selects: bool = True) -> Shrunk:
-    """Take dead units out of a network; its outputs in evaluation stay, but for rounding.
+    """Remove dead units from a network; its outputs in evaluation stay the same up to rounding.
 
-    Rows, filters, channels and inputs go that are zero, feed only zeros, or are constants that the
-    next bias can hold. Layers keep their names, and so do their tensors. A dense layer that reads
-    only some of its inputs may get a `Select` in front of it, with one more tensor: their indices.
-    The result has the model's mode, and is meant for evaluation: constants are those of
-    BatchNorm's running statistics. The model itself stays as it is.
+    Removed are rows, filters, channels and inputs that are zero, feed only zeros, or are constants
+    that the next bias can hold. Layers and tensors keep their names. A dense layer that reads only
+    some of its inputs may get a `Select` in front of it, with one more tensor: their indices. The
+    result has the model's mode, but is for evaluation only: constants are computed with BatchNorm's
+    running statistics. The model itself is not changed.
 
     Args:
         model: any module that `torch.fx` can trace; parts that it cannot are left alone.
@@ -84,7 +84,7 @@ def shrink(model: nn.Module, example_input: Any, *, selects: bool = True) -> Shr
 
 
 def _check(model: nn.Module, smaller: nn.Module, example_input: Any) -> None:
-    """Compare outputs on the example: a difference would be a mistake of ours."""
+    """Compare outputs on the example: a difference would be a bug."""
     inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
     outputs = []
     for one in (model, smaller):

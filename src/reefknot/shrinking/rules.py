@@ -4,9 +4,9 @@ Takes     a node of a trace, masks of its inputs (forward) or of its outputs (ba
 Gives     masks of its outputs, or claims: what of its inputs and parameters is needed.
 Unaware   of the order of operations, and of how a network is cut.
 
-Most rules run the operation itself on masks of zeros and ones, with weights replaced by where they
-are not zero: what is above zero in the result depends on something that varies. Backward, autograd
-of the same run tells which inputs reach a needed output, and which weights are used on the way. So
+Most rules run the operation itself on masks of zeros and ones, with weights replaced by masks of
+their non-zeros: an output above zero depends on something that varies. Backward, autograd of the
+same run shows which inputs reach a needed output, and which weights are used on the way. So
 strides, groups, padding and views need no code of their own.
 """
 
@@ -53,7 +53,7 @@ def varies(masks: Masks, node: Node) -> Any:
     if is_barrier(masks, node):
         return all_of(value, True)
     if not isinstance(value, Tensor) and not any(map(is_tracked, leaves(value))):
-        return value  # a size, say
+        return value  # such as a size
     if not any(bool(part.any()) for n in inputs for part in leaves(masks.varies[n])):
         return all_of(value, False)
     layer = weighted(trace, node)
@@ -111,10 +111,10 @@ def trained(masks: Masks, node: Node) -> Any:
 
 
 def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Claim]:
-    """What of its inputs and parameters a node needs, so that these outputs come out right.
+    """Which elements of its inputs and parameters a node needs for these outputs.
 
-    `lenient` asks only for what must not become zero: of a unit that gives zero all the same, such
-    as a ReLU of a negative bias, nothing is needed then.
+    `lenient` claims only what must not become zero: nothing of a unit whose output would be zero
+    anyway, such as a ReLU of a negative bias.
     """
     trace = masks.trace
     kind, inputs = trace.kind(node), masks.tracked(node)
@@ -136,10 +136,10 @@ def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Cla
         yield from zip([layer.source, *layer.names], reached, strict=True)
     elif kind in MULTILINEAR or (kind == "mul" and len(inputs) == 2):
         given = {n: as_float(masks.nonzero(n)) for n in inputs}
-        yield from _through(masks, node, given, needed)
+        yield from _claims_by_autograd(masks, node, given, needed)
     elif kind in MOVING:
         given = {n: as_float(all_of(trace.values[n], True)) for n in inputs}
-        yield from _through(masks, node, given, needed)
+        yield from _claims_by_autograd(masks, node, given, needed)
     elif kind in POOLS:
         ones = torch.ones_like(masks.varies[inputs[0]], dtype=torch.float32)
         yield inputs[0], reaching(_pooled(masks, node), [ones], needed)[0]
@@ -184,9 +184,9 @@ def _claims_of_norm(masks: Masks, node: Node, needed: Tensor) -> Iterator[Claim]
 
 
 def _zero_anyway(masks: Masks, node: Node, inputs: list[Node]) -> Tensor:
-    """Units that are always zero, and would be if weights and bias of the layer before were zero.
+    """Units that are always zero, also if weights and bias of the layer before were zero.
 
-    The layer must have no other use, or something else would see the change.
+    The layer's output must not be used elsewhere, where the change would have an effect.
     """
     value, source = masks.trace.values[node], inputs[0]
     none = torch.zeros(value.shape, dtype=torch.bool)
@@ -203,7 +203,7 @@ def _zero_anyway(masks: Masks, node: Node, inputs: list[Node]) -> Tensor:
 
 
 def _pooled(masks: Masks, node: Node) -> Callable[[Tensor], Tensor]:
-    """A mean over the windows of a maximum: it depends on the same elements."""
+    """Average pooling in place of max pooling: it depends on the same elements."""
     kind, value = masks.trace.kind(node), masks.trace.values[node]
     dims = int(kind[-2])
     if "adaptive" in kind:
@@ -230,7 +230,9 @@ def rerun(masks: Masks, node: Node, given: dict[Node, Any]) -> Any:
     return masks.trace.call(node, others | given)
 
 
-def _through(masks: Masks, node: Node, given: dict[Node, Any], needed: Any) -> Iterator[Claim]:
+def _claims_by_autograd(
+    masks: Masks, node: Node, given: dict[Node, Any], needed: Any
+) -> Iterator[Claim]:
     """Claims on these inputs of a node, by autograd of the node itself."""
     nodes = list(given)
     flat, spec = tree_flatten([given[n] for n in nodes])
@@ -244,7 +246,7 @@ def _through(masks: Masks, node: Node, given: dict[Node, Any], needed: Any) -> I
 
 
 def reaching(run: Callable[..., Any], inputs: list[Tensor], needed: Any) -> list[Tensor]:
-    """Which elements of the inputs have a needed output that they can change."""
+    """Which elements of the inputs can change a needed output."""
     own = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         outputs, wanted = leaves(run(*own)), leaves(needed)

@@ -1,4 +1,4 @@
-"""A model as a graph of operations, with the value that each of them gives for an example.
+"""A model as a graph of operations, with the value of each of them for an example.
 
 Takes     a module and an example of its inputs.
 Gives     `Trace`: the nodes of torch.fx in order, what kind of operation each is, its value in
@@ -37,7 +37,7 @@ _KIND = {alias: kind for kind, aliases in _SAME.items() for alias in aliases}
 
 @dataclass(frozen=True)
 class Unfollowed:
-    """Something in the model that was not looked into, so that all it touches is alive."""
+    """A part of the model that could not be analysed, so that all it touches is alive."""
 
     name: str
     reason: str
@@ -45,7 +45,7 @@ class Unfollowed:
 
 @dataclass
 class Trace:
-    """A model's operations in order, and what they gave for the example."""
+    """A model's operations in order, and their values for the example."""
 
     model: nn.Module  # a copy in evaluation, float64 where it can be
     graph: fx.Graph
@@ -87,12 +87,12 @@ class Trace:
         return node.target(*args, **kwargs)
 
     def name(self, node: Node) -> str:
-        """How people know a node: its module's name, or what it does."""
+        """The name of a node in messages: its module's name, or its operation."""
         return str(node.target) if node.op == "call_module" else node.name
 
 
 def trace(model: nn.Module, example_input: Any) -> Trace:
-    """Follow a model from its inputs to its outputs; the model stays as it is."""
+    """Trace a model and run it on the example; the model is not changed."""
     inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
     plain = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
     graph, unfollowed = followed(plain)
@@ -113,15 +113,15 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
 
 
 def followed(model: nn.Module) -> tuple[fx.Graph, list[Unfollowed]]:
-    """The graph of a model, and the parts that it holds as they are."""
+    """The graph of a model, and the parts that are single nodes because fx cannot trace them."""
     tracer = _Tracer()
     try:
         return tracer.trace(model), tracer.unfollowed
     except Exception as error:  # fx raises all kinds for code that depends on values
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{type(model).__name__} cannot be followed by torch.fx: {reason}; "
-            "put what depends on values into a module of its own"
+            f"{type(model).__name__} cannot be traced by torch.fx: {reason}; "
+            "put code that depends on values into a module of its own"
         ) from error
 
 

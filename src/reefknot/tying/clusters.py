@@ -53,7 +53,7 @@ class Clusters:
         self.sparse = sparse
         self._centers = np.zeros(0)
         self._stale = False  # whether the centers must be computed again
-        self._ready: ops.Tensors | None = None  # see `_tensors`
+        self._ready: ops.Tensors | None = None  # see `tensors`
         self._shapes = {name: self.here(name).shape for name in self.members}
         self._layouts: dict[str, ops.Layout] = {}  # as last seen; see `follow`
         self._counts: np.ndarray | None = np.zeros(0, np.int64)  # None: must be counted again
@@ -130,7 +130,7 @@ class Clusters:
             if self.distance == "l1":
                 self._centers = self._medians()
             else:
-                self._centers = ops.cluster_means(self._tensors(), self._centers, self.counts)
+                self._centers = ops.cluster_means(self.tensors(), self._centers, self.counts)
         return self._centers
 
     @centers.setter
@@ -329,7 +329,7 @@ class Clusters:
     def _gather_assignment(self) -> np.ndarray:
         return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
 
-    def _tensors(self) -> ops.Tensors:
+    def tensors(self) -> ops.Tensors:
         """The members prepared for the compiled loops; prepared again if a layout changes."""
         self.follow()
         if self._ready is None:
@@ -345,7 +345,10 @@ class Clusters:
 
     def _as_held(self, centers: np.ndarray) -> np.ndarray:
         """The centers rounded to the weights' dtype, so that a cluster at rest does not drift."""
-        rounded = torch.from_numpy(centers).to(self.dtype).double().numpy()
+        if self.dtype == torch.float32:  # numpy is quicker than torch for so few numbers
+            rounded = centers.astype(np.float32).astype(np.float64)
+        else:
+            rounded = torch.from_numpy(centers).to(self.dtype).double().numpy()
         return rounded + 0.0  # -0.0 becomes +0.0
 
     def _medians(self) -> np.ndarray:

@@ -243,6 +243,26 @@ def copies_of(named: Iterable[tuple[str, Tensor]]) -> tuple["ProcessGroup", ...]
     return tuple(found.values())
 
 
+def all_processes(tensors: Iterable[Tensor]) -> tuple["ProcessGroup", ...]:
+    """The group of all processes, if there are several and none of these tensors is divided.
+
+    A trainer has all of them train one model, and may hide the wrapper that would tell so.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return ()
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    return () if any(map(is_divided, tensors)) else (everyone,)
+
+
+def as_in_first(tensors: Iterable[Tensor], groups: Iterable["ProcessGroup"]) -> None:
+    """Give these tensors the values that they have in the first process of each group."""
+    tensors = list(tensors)
+    for group in groups:
+        for tensor in tensors:
+            dist.broadcast(local(tensor.detach()), group=group, group_src=0)
+
+
 _Ranks = tuple[int, ...]
 
 

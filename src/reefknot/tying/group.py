@@ -7,7 +7,7 @@ Paper     section 3.1 (soft tying), section 3.2 (hard tying), equation 1.
 Unaware   of optimizers, of step counts, and of which method calls it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -155,14 +155,14 @@ class Group(Clusters):
 
     def _countable(self) -> Countable | None:
         """The weights where they lie, if they can be counted there."""
-        tensors = self._tensors()
+        tensors = self.tensors()
         if all(tensors.reached):
             return InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
         return self._on_device(None)
 
     def _on_device(self, without: int | None) -> OnDevice | None:
         """The weights, but for those of a cluster, where they are all on an accelerator."""
-        held = self._tensors().held
+        held = self.tensors().held
         devices = {weights.device for weights, _, _ in held}
         if len(devices) > 1 or devices.pop().type in ("cpu", "mps"):  # mps has no float64
             return None
@@ -228,7 +228,7 @@ class Group(Clusters):
     ) -> None:
         """Add the gradient of the penalties to the gradients of some members."""
         ops.add_pull_(
-            self._tensors(),
+            self.tensors(),
             [grads.get(name) for name in self.members],
             self.centers,
             tying_strength=tying_strength,
@@ -248,7 +248,7 @@ class Group(Clusters):
         """After an optimizer step: set the fixed zeros back to zero."""
         if self.zero_cluster is None:
             return
-        for weights, assignment, _ in self._tensors().held:
+        for weights, assignment, _ in self.tensors().held:
             ops.zero_(weights, assignment, self.zero_cluster)
         self._centers[self.zero_cluster] = 0.0
 
@@ -256,15 +256,8 @@ class Group(Clusters):
         """Let weights leave the zero cluster again, until hard tying."""
         self._zeros_stay, self._ready = False, None
 
-    def take_clusters(
-        self, centers: np.ndarray, places: Mapping[str, Tensor], clusters: Iterable[Tensor]
-    ) -> None:
-        """Set the centers, and the clusters at these positions of each member; weights stay.
-
-        Positions are in memory order. All other weights keep their clusters.
-        """
-        for (name, where), found in zip(places.items(), clusters, strict=True):
-            ops.flat(self.assignment(name)).index_copy_(0, where, found)
+    def renew_centers(self, centers: np.ndarray) -> None:
+        """Set the centers, rounded as the weights are; clusters and weights are the caller's."""
         self.centers = self._as_held(centers)
         self._counts = None
 
@@ -302,7 +295,7 @@ class Group(Clusters):
         self, grads: Mapping[str, Tensor]
     ) -> tuple[ops.Tensors, list[tuple[Tensor, Tensor]]]:
         """These gradients with their clusters; and pairs of gradient and copy, where copied."""
-        found, own = [grads.get(name) for name in self.members], self._tensors()
+        found, own = [grads.get(name) for name in self.members], self.tensors()
         together = own.on(found)
         if together is not None:
             return together, []
@@ -310,17 +303,19 @@ class Group(Clusters):
         for grad, (weights, assignment, dead) in zip(found, own.held, strict=True):
             if grad is not None:
                 copy = grad.to(self.dtype)
-                still = dead if copy.stride() == weights.stride() else None
+                still = dead if ops.in_same_order(copy, weights) else None
                 held.append(ops.Held(copy, ops.like(assignment, copy), still))
                 copies += [(grad, copy)] if copy is not grad else []
         return ops.Tensors(held, self.num_weights, self.peers), copies
 
     def retie(self) -> None:
         """After an optimizer step: set each weight to its cluster's mean; zeros stay zero."""
-        self.centers = ops.cluster_means(self._tensors(), self.centers, self.counts)
+        tensors = self.tensors()
+        centers = ops.cluster_means(tensors, self.centers, self.counts)
         if self.zero_cluster is not None:
-            self.centers[self.zero_cluster] = 0.0
-        self._project()
+            centers[self.zero_cluster] = 0.0
+        self.centers = self._as_held(centers)
+        ops.project_(tensors, self.centers)
 
     def move_centers(self, centers: np.ndarray) -> None:
         """Set the centers, and the weights with them."""
@@ -329,4 +324,4 @@ class Group(Clusters):
 
     def _project(self) -> None:
         self.centers = self._as_held(self.centers)
-        ops.project_(self._tensors(), self.centers)
+        ops.project_(self.tensors(), self.centers)

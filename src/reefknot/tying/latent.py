@@ -10,7 +10,7 @@ A latent weight is tied to the value with the least distance² + price · bits, 
 rate–distortion trade-off). The bits are those of the value and, for a non-zero, of its position. So
 frequent values become more frequent, and a weight that is not worth its bits becomes zero, until
 its gradient moves it away again. Weights fixed at zero before have no latent weight; an empty
-cluster keeps its center. Everything runs in torch, on the weights' own device.
+cluster keeps its center. Everything happens on the weights' own device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reefknot.kernels.intervals import cheapest
 from reefknot.tying import ops
 from reefknot.tying.collectives import as_divided, part_of
 from reefknot.tying.cost import VALUE_BITS, nonzero_bits
 from reefknot.tying.group import Group
+from reefknot.tying.latent_ops import Latent, Values, latent_ops
 from reefknot.tying.saved import saved_tensor
 
 _KINDS = ("alive", "latent", "bits")  # what is saved of each member
-_CHUNK = 1 << 18  # latent weights that are compared with all centers at once
 
 
 class LatentWeights:
@@ -42,7 +43,7 @@ class LatentWeights:
         # defines this order. `weights`, `clusters` and `_place_bits` hold all members in turn.
         self._places: dict[str, Tensor] = {}
         self._layout: dict[str, _Layout] = {}
-        self._of_member: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # places, weights, clusters
+        self.counts: np.ndarray  # of each cluster, in all processes
         group.release_zeros()
         self._lay_out(
             {
@@ -63,72 +64,49 @@ class LatentWeights:
             bits = nonzero_bits(self.group.alive(name), parameter, self.group.peers) - VALUE_BITS
             part.copy_(ops.flat(ops.like(bits, self.group.here(name)))[self._places[name]])
 
-    def put(self) -> None:
-        """Before an optimizer step: copy the latent weights into the model."""
-        self._follow_moves()
-        for name, (places, weights, _) in self._of_member.items():
-            ops.flat(self.group.here(name)).index_copy_(0, places, weights)
+    def put(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
+        """Before an optimizer step: copy the latent weights into the model.
 
-    def add_pull_(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
-        """Add the gradient of the k-means penalty to the gradients of some members."""
-        pull = self._values(self.group.centers)
-        torch.sub(self.weights, pull, out=pull).mul_(tying_strength)
-        for name, part in zip(self._places, self._split(pull), strict=True):
-            grad, parameter = grads.get(name), self.group.here(name)
-            if grad is None:
-                continue
-            if grad.stride() == parameter.stride() and grad.dtype == parameter.dtype:
-                ops.flat(grad).index_add_(0, self._places[name], part)
-            else:
-                full = torch.zeros_like(parameter)
-                ops.flat(full)[self._places[name]] = part
-                grad.add_(full)
+        The gradient of their k-means penalty is added to the gradients of some members.
+        """
+        self._follow_moves()
+        members = self.group.tensors()
+        found = [grads.get(name) for name in self.group.members]
+        alike = [
+            grad if grad is None or ops.is_alike(grad, held.weights) else torch.zeros_like(held[0])
+            for grad, held in zip(found, members.held, strict=True)
+        ]
+        self._ops.put(members, alike, self.group.centers, tying_strength)
+        for grad, pull in zip(found, alike, strict=True):
+            if grad is not None and pull is not None and pull is not grad:
+                grad.add_(pull)
 
     def take(self) -> None:
         """After an optimizer step: copy the latent weights back from the model."""
-        for name, (places, weights, _) in self._of_member.items():
-            torch.index_select(ops.flat(self.group.here(name)), 0, places, out=weights)
+        self._ops.take(self.group.tensors())
 
     def tie(self, price: float) -> None:
         """Assign each latent weight to a value, and set each value to the mean of its weights."""
-        centers = self.group.centers
-        self._choose(centers, price)
-        centers = ops.cluster_means(self._ready, centers, self.counts)
+        self._choose(price)
+        centers = ops.cluster_means(self._ready, self.group.centers, self.counts)
         if self.zero is not None:
             centers[self.zero] = 0.0
-        chosen = (clusters for _, _, clusters in self._of_member.values())
-        self.group.take_clusters(centers, self._places, chosen)
-        values = self._split(self._values(self.group.centers))
-        for (name, places), part in zip(self._places.items(), values, strict=True):
-            ops.flat(self.group.here(name)).zero_().index_copy_(0, places, part)
+        self.group.renew_centers(centers)
+        self._ops.tie(self.group.tensors(), self.group.centers)
 
-    def _choose(self, centers: np.ndarray, price: float) -> None:
+    def _choose(self, price: float) -> None:
         """Choose the cluster of each weight: the least distance² + price · bits."""
-        value_price = price * value_bits(self.counts, self.zero)
+        centers, values = self.group.centers, np.arange(len(self.group.centers))
+        prices = price * value_bits(self.counts, self.zero)
         if self.zero is not None:
-            value_price[self.zero] = np.inf  # zero is compared with the best of the others
-        wide = torch.promote_types(self.weights.dtype, torch.float32)
-        device = self.weights.device
-        values = torch.from_numpy(centers).to(wide).to(device)[:, None]
-        extra = torch.from_numpy(value_price).to(wide).to(device)[:, None]
-        for begin in range(0, len(self.weights), _CHUNK):
-            part = slice(begin, begin + _CHUNK)
-            w = self.weights[part].to(wide)
-            least, clusters = (values - w).square_().add_(extra).min(0)
-            if self.zero is not None:
-                least += price * self._place_bits[part]
-                clusters.masked_fill_(least >= w.square(), self.zero)
-            self.clusters[part] = clusters.to(self.clusters.dtype)
-        self._count()
-
-    def _count(self) -> None:
-        counts = ops.cluster_counts([self.clusters], len(self.group.centers))[0]
+            values = np.delete(values, self.zero)  # it is compared with the best of the others
+        if not len(values):
+            return  # there is only zero
+        found, edges = cheapest(centers[values], prices[values])
+        values = values[found]
+        offered = Values(centers[values], prices[values], edges, values)
+        counts = self._ops.choose(offered, price, self.zero, len(centers))
         self.counts = self.group.peers.total(counts)
-
-    def _values(self, centers: np.ndarray) -> Tensor:
-        """The center of each latent weight, in the weights' dtype."""
-        table = torch.from_numpy(centers).to(self.weights.dtype).to(self.weights.device)
-        return table.index_select(0, self.clusters.int())
 
     def fixed_zeros(self) -> Iterator[tuple[str, Tensor]]:
         """A mask for each member: where it has no latent weights."""
@@ -164,12 +142,10 @@ class LatentWeights:
         self.clusters = torch.cat(rows[2])
         held = [ops.Held(self.weights, self.clusters)]
         self._ready = ops.Tensors(held, self.group.num_weights, self.group.peers)
-        views = zip(self._split(self.weights), self._split(self.clusters), strict=True)
-        self._of_member = {
-            name: (places, *parts)
-            for (name, places), parts in zip(self._places.items(), views, strict=True)
-        }
-        self._count()
+        vectors = (self.weights, self.clusters, self._place_bits)
+        self._ops = latent_ops(Latent(*vectors, list(self._places.values())), self.group.tensors())
+        counts = ops.cluster_counts([self.clusters], len(self.group.centers))[0]
+        self.counts = self.group.peers.total(counts)
 
     def _full(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The inverse of `_lay_out`: mask, weights and bits of a member; 0 elsewhere."""

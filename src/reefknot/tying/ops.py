@@ -10,6 +10,7 @@ last bit.
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
@@ -45,6 +46,11 @@ class Held(NamedTuple):
     dead: NDArray[np.uint8] | None = None
 
 
+def types_of(weights: Tensor, assignment: Tensor) -> tuple[Any, Any]:
+    """The types that the compiled loops have for them; None for weights that they cannot handle."""
+    return _REAL.get(weights.dtype), _INDEX[assignment.dtype]
+
+
 def runs_compiled(tensor: Tensor) -> bool:
     """Whether the compiled loops can work on this tensor's memory."""
     return tensor.dtype in _REAL and tensor.device.type == "cpu"
@@ -77,7 +83,17 @@ class Tensors:
         if num_weights is None:
             num_weights = sum(w.numel() for w, _, _ in held)
         self.num_bits = num_weights.bit_length()
-        self.types = _REAL.get(held[0].weights.dtype), _INDEX[held[0].assignment.dtype]
+        self.types = types_of(*held[0][:2])
+
+    @cached_property
+    def flat_weights(self) -> list[Tensor]:
+        """Views of the weights, in memory order."""
+        return [flat(weights) for weights, _, _ in self.held]
+
+    @cached_property
+    def flat_assignments(self) -> list[Tensor]:
+        """Views of the assignments, in memory order."""
+        return [flat(assignment) for _, assignment, _ in self.held]
 
     def on(self, values: Sequence[Tensor | None]) -> "Tensors | None":
         """The same assignments for other tensors, such as all gradients; None if one differs.
@@ -91,7 +107,9 @@ class Tensors:
             self._others = copy.copy(self)
             self._others.work = Work([Row(*row) for row in self.work.table.tolist()])
         found = cast(Sequence[Tensor], values)
-        self._others.held = [h._replace(weights=v) for h, v in zip(self.held, found, strict=True)]
+        if not all(self.reached):  # the loops read the table alone
+            held = zip(self.held, found, strict=True)
+            self._others.held = [one._replace(weights=value) for one, value in held]
         self._others.work.table[:, WEIGHTS] = [value.data_ptr() for value in found]
         return self._others
 
@@ -136,7 +154,7 @@ def like(values: Tensor, weights: Tensor) -> Tensor:
 
     Both have the same shape, and `weights` fills its memory.
     """
-    if values.device == weights.device and values.stride() == weights.stride():
+    if values.device == weights.device and in_same_order(values, weights):
         return values
     return torch.empty_like(weights, dtype=values.dtype).copy_(values)
 
@@ -169,13 +187,25 @@ def add_pull_(
 
 
 def is_alike(grad: Tensor | None, weights: Tensor) -> TypeGuard[Tensor]:
-    """Whether there is a gradient that is laid out as its weights are."""
+    """Whether there is a gradient whose elements lie in memory as those of its weights do."""
     return (
         grad is not None
         and grad.dtype == weights.dtype
-        and grad.stride() == weights.stride()
         and grad.shape == weights.shape
         and grad.device == weights.device
+        and in_same_order(grad, weights)
+    )
+
+
+def in_same_order(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape lie in memory in the same order.
+
+    Strides of dimensions of size 1 do not matter; torch's convolutions give them any.
+    """
+    strides, others = tensor.stride(), other.stride()
+    return strides == others or all(
+        stride == its or size == 1
+        for stride, its, size in zip(strides, others, tensor.shape, strict=True)
     )
 
 

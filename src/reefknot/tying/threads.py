@@ -10,6 +10,8 @@ spinning for a while after each operation, waiting for the next one.
 
 import ctypes
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,10 +27,16 @@ def torch_team() -> Team | None:
     for path in (*package.glob("lib/libgomp*"), *package.parent.glob("torch.libs/libgomp*")):
         try:
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            parallel = library.GOMP_parallel
+            parallel, number = library.GOMP_parallel, library.omp_get_thread_num
         except (OSError, AttributeError):  # not the one that is in use
             continue
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         parallel.restype = None
-        return lambda worker, task, threads: parallel(worker, task, threads, 0)
+        address = ctypes.cast(number, ctypes.c_void_p).value
+        assert address is not None
+        return Team(partial(_run, parallel), address)
     return None
+
+
+def _run(parallel: Callable[..., None], worker: int, task: int, threads: int) -> None:
+    parallel(worker, task, threads, 0)

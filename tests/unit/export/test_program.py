@@ -115,15 +115,15 @@ class TwoOutputs(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.Hardshrink()), (4,), "'1' is a Hardshrink"),
         (nn.Sequential(nn.LSTM(4, 4)), (4,), "'0'"),
         (Branch(), (4,), "add"),
-        (Conditional(), (4,), "Conditional cannot be followed by torch.fx"),
-        (TwoOutputs(), (4,), "something else than one tensor"),
+        (Conditional(), (4,), "Conditional cannot be traced by torch.fx"),
+        (TwoOutputs(), (4,), "does not return exactly one tensor"),
         (nn.Sequential(nn.BatchNorm1d(4)), (4,), "'0' is a BatchNorm that does not follow"),
         (
             nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2, track_running_stats=False)),
             (1, 4, 4), "'1' has no running statistics",
         ),
         (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), (1, 5, 5), "'0' has ceil_mode True"),
-        (nn.Sequential(nn.Conv2d(1, 1, 2, padding="same")), (1, 5, 5), "'0' is padded by"),
+        (nn.Sequential(nn.Conv2d(1, 1, 2, padding="same")), (1, 5, 5), "'0' has different padding"),
         (nn.Sequential(nn.Conv2d(1, 1, 3, 1, 1, padding_mode="circular")), (1, 5, 5), "circular"),
         (nn.Sequential(nn.Linear(4, 2)), (3, 4), "'0' works on the last"),
         (nn.Sequential(nn.Linear(4, 2)), (5,), "does not take the example input of shape (1, 5)"),
@@ -214,5 +214,5 @@ def test_a_file_that_does_not_fit_and_a_shape_that_is_not_known_are_one_sentence
     reefknot.save(reefknot.cluster(nn.Linear(6, 2).state_dict()), tmp_path / "model.reef")
     with pytest.raises(ConfigError, match=r"model.reef does not fit the model: .*size mismatch"):
         program_of(tmp_path / "model.reef", nn.Linear(5, 2))
-    with pytest.raises(ConfigError, match="does not tell the shape of its input"):
+    with pytest.raises(ConfigError, match=r"the input shape of .* is not known"):
         program_of(None, nn.Conv2d(1, 2, 3))

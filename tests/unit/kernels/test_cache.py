@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import reefknot
@@ -47,6 +48,58 @@ FACTOR = 2
 @inlined
 def plus(x):
     return x + 1
+"""
+
+# Two loops that are made on the same line, by two processes. Both read what is kept before either
+# writes; then the second writes both of its files between those of the first.
+MADE = """
+from reefknot.kernels.jit import compiled
+
+def times(factor):
+    @compiled("int64(int64)")
+    def loop(x):
+        return factor * x
+    return loop
+"""
+AT_ONCE = """
+import sys, time
+from pathlib import Path
+from numba.core.caching import IndexDataCacheFile as Files
+
+me, folder = sys.argv[1], Path(sys.argv[2])
+save_index, save_data = Files._save_index, Files._save_data
+
+def done(step):
+    (folder / step).touch()
+
+def wait_for(step):
+    while not (folder / step).exists():
+        time.sleep(0.001)
+
+def slow_index(*arguments):
+    done(f"{me} has read")
+    wait_for("2 has read")
+    wait_for("3 has read")
+    if me == "3":
+        wait_for("2 has an index")
+    save_index(*arguments)
+    done(f"{me} has an index")
+
+def slow_data(*arguments):
+    if me == "2":
+        wait_for("3 has data")
+    save_data(*arguments)
+    done(f"{me} has data")
+
+Files._save_index, Files._save_data = slow_index, slow_data
+from made import times
+times(int(me))
+"""
+LOOK_AT_BOTH = """
+from made import times
+
+for loop in times(2), times(3):
+    print(loop(10), sum(loop.stats.cache_hits.values()))
 """
 
 
@@ -96,6 +149,17 @@ def test_loops_depend_on_every_file_of_the_kernels(tmp_path):
         with (package / "kernels" / name).open("a") as file:
             file.write("\n# changed\n")
         assert hits() == ["0", "0"]
+
+
+def test_processes_that_compile_at_once_do_not_mix_up_their_loops(tmp_path):
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    (tmp_path / "made.py").write_text(MADE)
+    (tmp_path / "at_once.py").write_text(AT_ONCE)
+    (tmp_path / "look.py").write_text(LOOK_AT_BOTH)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda me: printed(tmp_path / "at_once.py", me, steps), "23"))
+    assert printed(tmp_path / "look.py").stdout.split() == ["20", "1", "30", "1"]
 
 
 def test_without_a_folder_to_keep_loops_in_one_sentence_says_so(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from reefknot import kmeans1d
 from reefknot.kernels.kmeans1d import MANY, counted, kmeans1d_of_parts
-from reefknot.kernels.order import at_place
+from reefknot.kernels.order import order_statistic
 
 finite = st.floats(-1e6, 1e6, width=32)
 
@@ -96,9 +96,9 @@ def test_many_numbers_are_clustered_alike_wherever_they_are(cuts, dtype):
 def test_the_number_at_a_place_is_found_wherever_it_is(numbers, cuts, data):
     place = data.draw(st.integers(0, len(numbers) - 1))
     expected = float(np.sort(numbers)[place])
-    assert at_place(numbers, place) == expected
+    assert order_statistic(numbers, place) == expected
     parts = np.split(numbers, sorted(cuts))
-    assert in_places(lambda n, p: at_place(n, place, p), parts) == [expected] * len(parts)
+    assert in_places(lambda n, p: order_statistic(n, place, p), parts) == [expected] * len(parts)
 
 
 def test_few_numbers_are_counted_one_by_one():

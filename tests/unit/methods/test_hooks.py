@@ -472,6 +472,10 @@ def test_attaching_twice_or_to_something_else_is_refused():
     tie = SparseAPT(model).attach(optimizer)
     with pytest.raises(TyingError, match="attached already"):
         tie.attach(optimizer)
+    with pytest.raises(TyingError, match="another method is attached to the SGD already"):
+        SparseAPT(model).attach(optimizer)
+    tie.detach()
+    SparseAPT(model).attach(optimizer)
     with pytest.raises(TyingError, match="optimizers, found Sequential"):
         SparseAPT(net()).attach(model)
     with pytest.raises(TyingError, match="needs the optimizer"):

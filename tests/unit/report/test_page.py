@@ -217,7 +217,7 @@ def test_a_dense_run_reports_no_tying(name: str, tmp_path: Path) -> None:
         "tying",
         "tied",
         "Shared values",
-        "Rate as papers count",
+        "Rate as in the paper",
         "Predicted size",
         "frozen",
     ):
@@ -274,7 +274,7 @@ def test_missing_rates_come_from_the_state() -> None:
     # 64 + 4 + 4 floats are 288 bytes; 288 / 16 = 18.
     assert "288 bytes" in words
     assert "18.0\u00d7" in words
-    assert "Rate as papers count" in words
+    assert "Rate as in the paper" in words
 
 
 def test_steps_told_again_after_a_resume_are_drawn_once() -> None:

@@ -191,7 +191,7 @@ def test_a_model_that_fx_cannot_trace_at_all_is_refused_in_one_sentence():
         def forward(self, x):
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(ReefknotError, match="Model cannot be followed by torch"):
+    with pytest.raises(ReefknotError, match="Model cannot be traced by torch"):
         analyse(Model(), torch.rand(1, 3))
 
 

@@ -62,7 +62,7 @@ def test_the_model_runs_on_means_and_the_latent_weights_come_back():
     latent.tie(0.0)
     # 0.3 is nearer to 0.5 than to 0; the means are -0.9 and 0.5.
     assert group.members["w"].tolist() == pytest.approx([-0.9, -0.9, 0.0, 0.5, 0.5])
-    latent.put()
+    latent.put({}, 0.0)
     assert group.members["w"].tolist() == pytest.approx([-1.0, -0.8, 0.0, 0.3, 0.7])
     with torch.no_grad():
         group.members["w"].copy_(torch.tensor([-1.0, -0.8, 9.0, 0.2, 0.7]))  # an optimizer's step
@@ -72,7 +72,7 @@ def test_the_model_runs_on_means_and_the_latent_weights_come_back():
     assert group.members["w"].tolist() == pytest.approx([-0.9, -0.9, 0.0, 0.0, 0.7])
     assert group.counts.tolist() == [2, 2, 1]
     with torch.no_grad():
-        latent.put()
+        latent.put({}, 0.0)
         group.members["w"][3] = 0.6  # its gradient asks for it again
     latent.take()
     latent.tie(0.0)
@@ -108,7 +108,7 @@ def test_a_group_without_zeros_has_a_latent_weight_behind_each_weight():
     latent = LatentWeights(group)
     latent.tie(0.0)
     assert group.members["w"].tolist() == pytest.approx([1.0, 1.0, 1.0, 2.0])
-    latent.put()
+    latent.put({}, 0.0)
     assert group.members["w"].tolist() == pytest.approx([0.9, 1.0, 1.1, 2.0])
 
 
@@ -117,5 +117,5 @@ def test_the_pull_is_that_of_the_latent_weights():
     latent = LatentWeights(group)
     latent.tie(0.0)
     grad = torch.full((4,), 0.5)
-    latent.add_pull_({"w": grad}, 0.1)
+    latent.put({"w": grad}, 0.1)
     assert grad.tolist() == pytest.approx([0.5, 0.5, 0.48, 0.52])

@@ -15,7 +15,8 @@
     sparse_rows.py    the paper's compressed sparse rows, which are counted, not written
 
 Every loop is all integers, allocates nothing, and stays inside its arrays whatever a stream says:
-values that are decoded index an array only where their range is limited by construction. What a
-loop is made of lies in this folder, because the name of its machine code on disk stands for these
-files (`reefknot.kernels.jit`). docs/format.md describes every step.
+values that are decoded index an array only where their range is limited by construction. A loop
+takes functions and constants only from this folder and from `reefknot.kernels`, because its machine
+code is cached under a hash of their files (`reefknot.kernels.jit`). docs/format.md describes every
+step.
 """

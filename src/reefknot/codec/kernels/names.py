@@ -1,4 +1,4 @@
-"""Names: text that is predicted from the bytes before.
+"""Names: text in which each byte is predicted from the five before it.
 
 Takes     bytes that end with 0, and the five before them.
 Gives     the same bytes.
@@ -14,12 +14,12 @@ from reefknot.kernels.jit import compiled, inlined
 TEXT_BITS = 14
 TEXT_SLOTS = (1 << TEXT_BITS) + 256
 TEXT_PRIORS = (2, 1, 1, 1, 1)
-TEXT_RATE = 24
+TEXT_LR = 24
 
 
 @inlined
 def text_slot(context, node):
-    """Where the bits of a byte are counted after the bytes that `context` stands for."""
+    """The slot of a bit: a hash of the bytes before and of the bits of its byte so far."""
     mixed = ((context * 1000003 + node) * 0x2545F491) & 0xFFFFFFFF
     return 256 + (mixed >> (32 - TEXT_BITS))
 
@@ -30,7 +30,7 @@ def text_slot(context, node):
     allocates=False,
 )
 def code_text(coder, buffer, text, at, table, weights, slots, work):
-    """Bytes from text[at] to the next 0, which is included; gives the place after it, or -1."""
+    """Code text[at] up to and including the next 0; gives the index after it, or -1."""
     while at < len(text) and coder[POSITION] - len(buffer) <= LOOKAHEAD:
         history = np.int64(0)
         for back in range(1, 6):
@@ -46,7 +46,7 @@ def code_text(coder, buffer, text, at, table, weights, slots, work):
             slots[4] = text_slot(history % 0xFFFFFB * 8 + 5, node)
             bit = code_mixed(
                 coder, buffer, (goal >> shift) & 1, shrunk(table, node, 2, 32768), table, slots,
-                TEXT_PRIORS, weights, 0, TEXT_RATE, work,
+                TEXT_PRIORS, weights, 0, TEXT_LR, work,
             )  # fmt: skip
             count(table, node, bit)
             node = node * 2 + bit

@@ -1,6 +1,6 @@
 """Kept tensors: elements as rows of bytes, each predicted from its neighbours.
 
-Takes     rows of at most 8 bytes, the most telling byte first.
+Takes     rows of at most 8 bytes, the most significant byte first.
 Gives     the same rows.
 Unaware   of element types.
 """
@@ -14,12 +14,12 @@ from reefknot.kernels.jit import compiled, inlined
 PLANE_BITS = 15
 PLANE_SLOTS = 2048 + (2 << PLANE_BITS)
 PLANE_PRIORS = (4, 4)
-PLANE_RATE = 8
+PLANE_LR = 8
 
 
 @inlined
 def place_of(own, byte):
-    """Where the bits of a byte are counted beside another byte."""
+    """The slot of a bit, given another byte: a hash of both."""
     return (((own * 256 + byte) * 0x2545F491) & 0xFFFFFFFF) >> (32 - PLANE_BITS)
 
 
@@ -41,7 +41,7 @@ def code_planes(coder, buffer, data, predicted, table, weights, slots, work):
     """Code rows of bytes.
 
     The first `predicted` bytes of each are predicted from the same byte of the element before and
-    from the byte before it; the others are taken as random.
+    from the byte before it; the others are taken to be uniformly distributed.
     """
     for i in range(data.shape[0]):
         if coder[POSITION] - len(buffer) > LOOKAHEAD:
@@ -60,7 +60,7 @@ def code_planes(coder, buffer, data, predicted, table, weights, slots, work):
                 slots[1] = 2048 + (1 << PLANE_BITS) + place_of(own, above)
                 bit = code_mixed(
                     coder, buffer, (goal >> shift) & 1, shrunk(table, own, 2, 32768), table, slots,
-                    PLANE_PRIORS, weights, 4 * plane, PLANE_RATE, work,
+                    PLANE_PRIORS, weights, 4 * plane, PLANE_LR, work,
                 )  # fmt: skip
                 count(table, own, bit)
                 node = node * 2 + bit

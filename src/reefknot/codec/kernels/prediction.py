@@ -1,7 +1,7 @@
-"""Prediction: what contexts have seen becomes the probability of the next bit.
+"""Prediction by context mixing: the counts of contexts become the probability of the next bit.
 
 Takes     tables of contexts and weights, and where in them the contexts of a bit are.
-Gives     the bit, coded; contexts and weights have learnt from it.
+Gives     the bit, coded; contexts and weights have learned from it.
 Unaware   of what the contexts stand for.
 """
 
@@ -32,7 +32,7 @@ def estimate(seen_ones, prior, given):
 
 @inlined
 def shrunk_of(seen_ones, prior, base):
-    """A context's probability, (ones + prior·base) / (seen + prior), away from both ends."""
+    """A context's probability, (ones + prior·base) / (seen + prior), kept away from 0 and 1."""
     return min(max(estimate(seen_ones, prior, prior * base), 8), 65528)
 
 
@@ -68,11 +68,11 @@ def code_adaptive(coder, buffer, bit, table, slot, base):
 
 
 class Vote(NamedTuple):
-    """What a context says of a bit."""
+    """What a context contributes to the prediction of a bit."""
 
     slot: int
     seen_ones: int
-    away: int  # how far it departs from the base in the logistic domain: 0 if it has seen nothing
+    away: int  # its distance from the base in the logistic domain; 0 if it has seen nothing
 
 
 @inlined
@@ -83,7 +83,7 @@ def stretched(p):
 
 @inlined
 def away_from(origin, seen_ones, prior, base):
-    """How far a context departs from the base, whose place in the logistic domain is `origin`."""
+    """The distance of a context from the base in the logistic domain, where that is `origin`."""
     return stretched(estimate(seen_ones, prior, prior * base)) - origin
 
 
@@ -95,8 +95,8 @@ def vote(table, slot, prior, base, origin):
 
 
 @inlined
-def chance(total):
-    """The probability that a weighted sum of votes stands for."""
+def squashed(total):
+    """The probability for a weighted sum of votes; `stretched` is the inverse."""
     x = min(max((total + 32768) >> 16, -STRETCH_MAX), STRETCH_MAX)
     return np.int64(SQUASH[np.uint64(x + STRETCH_MAX)])
 
@@ -109,29 +109,30 @@ def weighed(weights, place, away):
 
 @inlined
 def learn_base(weights, place, origin, error):
-    """Move the weight of the base by how wrong the mixture was."""
+    """Update the weight of the base by the prediction error."""
     weights[np.uint64(place)] += (origin * error) >> 22
 
 
 @inlined
 def learn(weights, place, away, error):
-    """Move the weight of a context."""
+    """Update the weight of a context."""
     weights[np.uint64(place)] += (away * error) >> 18
 
 
 @inlined
 def learn_and_count(weights, place, table, one, error, bit):
-    """Move the weight of a vote, and count the bit in its context."""
+    """Update the weight of a vote, and count the bit in its context."""
     learn(weights, place, one.away, error)
     table[np.uint64(one.slot)] = counted(one.seen_ones, bit)
 
 
 @inlined
-def code_mixed(coder, buffer, bit, base, table, slots, priors, weights, first, rate, work):
+def code_mixed(coder, buffer, bit, base, table, slots, priors, weights, first, lr, work):
     """Code one bit from `base` and a context for each of `priors`, then learn from it.
 
-    Each context speaks by how far it departs from the base in the logistic domain, so one that has
-    seen nothing says nothing. `weights[first]` belongs to the base, those after it to the contexts.
+    A context enters by its distance from the base in the logistic domain, so one that has seen
+    nothing has no effect. `weights[first]` belongs to the base, those after it to the contexts;
+    `lr` is their learning rate.
     """
     origin = stretched(base)
     total = weights[first] * origin
@@ -139,9 +140,9 @@ def code_mixed(coder, buffer, bit, base, table, slots, priors, weights, first, r
         away = vote(table, slots[i], priors[i], base, origin).away
         work[i] = away
         total += weights[first + 1 + i] * away
-    p = chance(total)
+    p = squashed(total)
     bit = code_bit(coder, buffer, bit, p)
-    error = ((bit << 16) - p) * rate
+    error = ((bit << 16) - p) * lr
     learn_base(weights, first, origin, error)
     for i in range(len(priors)):
         learn(weights, first + 1 + i, work[i], error)
@@ -150,20 +151,20 @@ def code_mixed(coder, buffer, bit, base, table, slots, priors, weights, first, r
 
 
 @inlined
-def coded_three(encoding, buffer, interval, bit, base, table, slots, priors, weights, first, rate):
+def coded_three(encoding, buffer, interval, bit, base, table, slots, priors, weights, first, lr):
     """`code_mixed` with three different contexts, written out: nothing goes through memory."""
     origin = stretched(base)
     a = vote(table, slots[0], priors[0], base, origin)
     b = vote(table, slots[1], priors[1], base, origin)
     c = vote(table, slots[2], priors[2], base, origin)
-    p = chance(
+    p = squashed(
         weighed(weights, first, origin)
         + weighed(weights, first + 1, a.away)
         + weighed(weights, first + 2, b.away)
         + weighed(weights, first + 3, c.away)
     )
     bit, interval = coded(encoding, buffer, interval, bit, p)
-    error = ((bit << 16) - p) * rate
+    error = ((bit << 16) - p) * lr
     learn_base(weights, first, origin, error)
     learn_and_count(weights, first + 1, table, a, error, bit)
     learn_and_count(weights, first + 2, table, b, error, bit)

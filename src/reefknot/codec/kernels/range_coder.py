@@ -1,6 +1,6 @@
 """The range coder: bits of known probability to bytes, and back.
 
-Takes     a bit, and its chance to be 1 in 1/65536.
+Takes     a bit, and the probability of a 1, in 1/65536.
 Gives     the bit, and the coder's interval one bit further.
 Unaware   of where probabilities come from.
 
@@ -17,8 +17,8 @@ from reefknot.kernels.jit import inlined
 
 # The state of a coder, a row of int64. LOW holds the code word when decoding.
 RANGE, LOW, POSITION, ENCODING = 0, 1, 2, 3
-BUDGET = 4  # elements that may still be coded at length: it bounds the time of a small file
-ON_VALUES = 5  # what a decoder has spent on which value an element has, in 1/256 bit
+BUDGET = 4  # costly elements that may still be coded: bounds the decoding time of a small file
+ON_VALUES = 5  # what a decoder has spent on the values of elements, in 1/256 bit
 TOP_BITS = 48
 TOP = 1 << TOP_BITS
 BOTTOM = 1 << (TOP_BITS - 8)
@@ -41,7 +41,7 @@ def loaded(coder):
 
 @inlined
 def store(coder, interval):
-    """Give a coder its interval back."""
+    """Store the interval in the coder again."""
     coder[RANGE], coder[LOW], coder[POSITION] = interval.size, interval.low, interval.at
 
 
@@ -86,7 +86,7 @@ def settled(encoding, buffer, size, low, at):
 
 @inlined
 def coded(encoding, buffer, interval, bit, probability):
-    """Code one bit whose chance to be 1 is `probability` / 65536 (1 to 65535).
+    """Code one bit that is 1 with `probability` / 65536 (1 to 65535).
 
     Gives the bit and the interval after it.
     """
@@ -111,5 +111,5 @@ def code_bit(coder, buffer, bit, probability):
 
 @inlined
 def spent(interval):
-    """What a stream has taken so far, in 1/256 bit, and a constant."""
+    """The length of the stream so far, in 1/256 bit, plus a constant."""
     return (interval.at << 11) - np.int64(LOG_RANGE[np.uint64(interval.size >> (TOP_BITS - 12))])

@@ -40,7 +40,7 @@ def taken(state, entries, precision):
 
 @inlined
 def renewed(state, words, at, words_left):
-    """A state that is large enough again, the next word, and how many words are left.
+    """The state, refilled if it is too small, the next word, and how many words are left.
 
     A damaged stream may ask for more words than there are: it gets none.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from reefknot.kernels.jit import compiled
 
-COLUMN, SKIPPED, ENTRIES = 0, 1, 2  # where a count stands in its row
+COLUMN, SKIPPED, ENTRIES = 0, 1, 2  # the elements of `state`
 _ROWS = "int64({}[::1], int64, uint8[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1])"
 
 

@@ -36,13 +36,13 @@ STRETCH: Final = (np.searchsorted(SQUASH, 16 * np.arange(4096) + 8) - STRETCH_MA
 RECIPROCAL: Final = np.array(
     [min((1 << 32) // max(n, 1), (1 << 32) - 1) for n in range(LIMIT + PRIOR_MAX + 1)], np.uint32
 )
-# The logarithm to base 2 of a coder's range, from its 12 highest bits, in 1/256: what bits cost is
-# only reported, so this one table is no part of the format.
+# The logarithm to base 2 of a coder's range, from its 12 highest bits, in 1/256. It is used only to
+# report what bits cost, so this table is not part of the format.
 LOG_RANGE: Final = np.rint(256 * np.log2(np.arange(4096).clip(1) + 0.5)).astype(np.int16)
 LENGTH: Final = np.array([n.bit_length() for n in range(65)], np.uint8)
 
-# How what the neighbours add up to is told apart: for signs by sign and bit length, for
-# magnitudes by bit length.
+# Buckets of the sums over neighbours: by sign and bit length to predict signs, by bit length to
+# predict magnitudes.
 STRENGTH: Final = np.array(
     [7 + (n.bit_length() if n > 0 else -n.bit_length()) for n in range(-64, 65)], np.uint8
 )

@@ -1,4 +1,4 @@
-"""Elements of a tied tensor: which are not the pivot; what those are tells `tied_values`.
+"""Elements of a tied tensor: which of them are not the pivot (`tied_values` codes their values).
 
 Takes     a matrix, and which of its lines are live.
 Gives     the same matrix.
@@ -10,13 +10,13 @@ import numpy as np
 from reefknot.codec.kernels.prediction import (
     SEEN_ONE,
     away_from,
-    chance,
     counted,
     halved,
     learn,
     learn_and_count,
     learn_base,
     shrunk_of,
+    squashed,
     stretched,
     vote,
     weighed,
@@ -36,7 +36,7 @@ from reefknot.codec.kernels.tied_model import (
     LINE_MASK,
     LINES,
     MAGNITUDE,
-    MASK_RATE,
+    MASK_LR,
     MASK_W,
     NEAR,
     OWN_SLOTS,
@@ -47,13 +47,13 @@ from reefknot.codec.kernels.tied_model import (
 from reefknot.codec.kernels.tied_values import Neighbours, coded_value, trend_at
 from reefknot.kernels.jit import inlined
 
-SHARED_LIMIT = 32  # bits of a magnitude that are remembered from tensor to tensor
-ROOM_CHECK = 1023  # how many elements, less one, are coded between two looks for the end
+SHARED_LIMIT = 32  # counts that are carried from tensor to tensor are halved until below this
+ROOM_CHECK = 1023  # a mask: every 1,024 elements the end of the stream is checked for
 
 
 @inlined
 def recall(model):
-    """Magnitudes begin with what the codebook's other tensors have shown."""
+    """Start the contexts of magnitudes from what the codebook's last tensor has left."""
     for k in range(OWN_SLOTS):
         seen_ones = np.int64(model.shared[k])
         while seen_ones >= SHARED_LIMIT * SEEN_ONE:
@@ -91,7 +91,7 @@ def neighbours(matrix, columns, here, c):
 
 @inlined
 def mask_slots(matrix, columns, near, here, r, c):
-    """The contexts by neighbours and by place, and how many of four neighbours are there."""
+    """The contexts by neighbours and by place, and how many of four neighbours differ."""
     pivot = matrix.pivot
     left, up = np.int64(near.left != pivot), np.int64(near.up != pivot)
     right, corner = np.int64(near.up_right != pivot), np.int64(near.up_left != pivot)
@@ -135,7 +135,7 @@ def coded_mask(encoding, buffer, interval, differs, base, line, model, slots):
     levels = vote(table, LEVEL_PAIR + level, 16, base, origin)
     here = vote(table, by_place, 6, base, origin)
     first = MASK_W + 6 * min(2, many)
-    p = chance(
+    p = squashed(
         weighed(weights, first, origin)
         + weighed(weights, first + 1, from_line)
         + weighed(weights, first + 2, across.away)
@@ -146,20 +146,20 @@ def coded_mask(encoding, buffer, interval, differs, base, line, model, slots):
     votes = (across, around, levels, here)
     size, low, at = interval
     bound = (size >> 16) * p
-    # Both ways are written out, so that what follows need not wait for the bit.
+    # Both branches are written out, so that what follows need not wait for the bit.
     if not (differs if encoding else low < bound):
         low += bound if encoding else -bound
         interval = settled(encoding, buffer, size - bound, low, at)
-        learn_mask(weights, first, table, origin, votes, from_line, -p * MASK_RATE, 0)
+        learn_mask(weights, first, table, origin, votes, from_line, -p * MASK_LR, 0)
         return False, interval
     interval = settled(encoding, buffer, bound, low, at)
-    learn_mask(weights, first, table, origin, votes, from_line, (65536 - p) * MASK_RATE, 1)
+    learn_mask(weights, first, table, origin, votes, from_line, (65536 - p) * MASK_LR, 1)
     return True, interval
 
 
 @inlined
 def code_elements(encoding, coder, buffer, matrix, columns, model, lines):
-    """The elements of live lines; `encoding` is a constant, so that each way has its own loop."""
+    """Code the elements of live lines; a loop each for the two constant values of `encoding`."""
     x, rows, by_column, live = matrix.x, matrix.rows, lines.by_column, lines.live
     outer = matrix.columns if by_column else rows
     inner = rows if by_column else matrix.columns

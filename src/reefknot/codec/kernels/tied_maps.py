@@ -12,7 +12,7 @@ from reefknot.codec.kernels.range_coder import LOOKAHEAD, coded, loaded, store
 from reefknot.codec.kernels.tied_model import (
     COLUMN_FLAG,
     COLUMN_FLAG_W,
-    FLAG_RATE,
+    FLAG_LR,
     ROW_FLAG,
     active_at,
 )
@@ -30,7 +30,7 @@ def holds_anything(matrix, begin, step, number):
 
 @inlined
 def column_slots(columns, live, here, c):
-    """The three contexts of a column's flag, which is live[here]; and how known its input is."""
+    """The three contexts of a column's flag, live[here]; and its input's activity, at most 2."""
     width, plane = columns.width, columns.plane
     left = np.int64(live[np.uint64(here - 1)]) if c > 0 else 0
     up, corners, behind = 0, 0, 0
@@ -53,7 +53,7 @@ def column_slots(columns, live, here, c):
 
 @inlined
 def code_maps(encoding, coder, buffer, matrix, columns, model, live):
-    """Code both maps; `encoding` is a constant, so that each way has its own loop."""
+    """Code both maps; a loop each for the two constant values of `encoding`."""
     table = model.table
     interval = loaded(coder)
     last = len(buffer) + LOOKAHEAD
@@ -79,7 +79,7 @@ def code_maps(encoding, coder, buffer, matrix, columns, model, live):
         slots, known = column_slots(columns, live, matrix.rows + c, c)
         bit, interval = coded_three(
             encoding, buffer, interval, bit, shrunk(table, COLUMN_FLAG + known, 2, 32768),
-            table, slots, (4, 4, 4), model.weights, COLUMN_FLAG_W, FLAG_RATE,
+            table, slots, (4, 4, 4), model.weights, COLUMN_FLAG_W, FLAG_LR,
         )  # fmt: skip
         count(table, COLUMN_FLAG + known, bit)
         live[np.uint64(matrix.rows + c)] = bit

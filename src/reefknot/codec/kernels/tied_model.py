@@ -25,7 +25,7 @@ OWN_SLOTS = 128  # of magnitudes, remembered from tensor to tensor
 # Mixer weights, and what they are at first (in 1/100).
 COLUMN_FLAG_W, MASK_W, MAGNITUDE_W = 0, 4, 22
 FIRST_WEIGHTS = [100, 45, 33, 45] + [100, 46, 50, 45, 45, 40] * 3 + [90, 40, 40, 55] * 3
-FLAG_RATE, MASK_RATE, MAGNITUDE_RATE = 24, 14, 20
+FLAG_LR, MASK_LR, MAGNITUDE_LR = 24, 14, 20
 
 
 class Matrix(NamedTuple):
@@ -39,13 +39,13 @@ class Matrix(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """How the columns lie in space, and which units of the layer before they belong to."""
+    """How the columns are laid out in space, and which units of the layer before they belong to."""
 
     width: int  # of a line; 0 without a grid
     plane: int  # elements of a plane; 0 without planes
     units: np.ndarray  # elements that are not the pivot in each row of the layer before
     group: int  # columns of a unit; 0 without units
-    about: np.ndarray  # two facts on each column, see `describe`; empty to save memory
+    about: np.ndarray  # what `describe` notes of each column; empty to save memory
 
 
 class Model(NamedTuple):

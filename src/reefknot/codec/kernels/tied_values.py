@@ -15,7 +15,7 @@ from reefknot.codec.kernels.tables import PAIR_BUCKET, PULL_BUCKET, STRENGTH
 from reefknot.codec.kernels.tied_model import (
     LINE_MASK,
     MAGNITUDE,
-    MAGNITUDE_RATE,
+    MAGNITUDE_LR,
     MAGNITUDE_W,
     NEAR_MAGNITUDE,
     PAIR_MAGNITUDE,
@@ -27,7 +27,7 @@ from reefknot.kernels.jit import inlined
 
 
 class Neighbours(NamedTuple):
-    """Five elements of the same row that are known by now; the pivot outside."""
+    """Five elements of the same row that are already coded; the pivot where there is none."""
 
     left: int
     up: int
@@ -37,16 +37,16 @@ class Neighbours(NamedTuple):
 
 
 class Trend(NamedTuple):
-    """How the neighbours add up, as distances above the pivot: what a value is to continue."""
+    """Sums over the neighbours, as distances above the pivot, from which a value is predicted."""
 
     pair: int  # left and up
-    pull: int  # all five, near ones more
-    ring: int  # those around them
+    pull: int  # all five, the nearest two weighted more
+    ring: int  # the elements around them
 
 
 @inlined
 def ring_around(matrix, width, here, c):
-    """How the elements around the neighbours add up."""
+    """The sum over the elements around the neighbours."""
     x, pivot, ring = matrix.x, matrix.pivot, np.int64(0)
     if c > 1:
         ring += np.int64(x[np.uint64(here - 2)]) - pivot
@@ -63,7 +63,7 @@ def ring_around(matrix, width, here, c):
 
 @inlined
 def trend_at(matrix, near, width, here, c):
-    """What the neighbours of an element say of it."""
+    """The sums over the neighbours of an element."""
     pair = near.left + near.up - 2 * matrix.pivot
     pull = 2 * pair + near.up_right + near.up_left + near.behind - 3 * matrix.pivot
     return Trend(pair, pull, ring_around(matrix, width, here, c))
@@ -83,7 +83,7 @@ def coded_side(encoding, buffer, interval, above, table, trend):
 
 @inlined
 def row_bucket(rank, row, choices):
-    """How far from the pivot the elements of a row have been, 0 to 7."""
+    """The mean distance of a row's elements from the pivot so far, as a bucket from 0 to 7."""
     found = np.int64(0)
     if rank[np.uint64(row), 1] > 0:
         step, many = rank[np.uint64(row), 1] * choices, rank[np.uint64(row), 0] * 8
@@ -130,7 +130,7 @@ def coded_distance(encoding, buffer, interval, goal, choices, upper, slots, mode
             bit, interval = coded_three(
                 encoding, buffer, interval, bit, shrunk(table, MAGNITUDE + own, 2, 32768), table,
                 (slots[0] + own, slots[1] + own, slots[2] + own), (8, 8, 16),
-                model.weights, MAGNITUDE_W + 4 * min(node - 1, 2), MAGNITUDE_RATE,
+                model.weights, MAGNITUDE_W + 4 * min(node - 1, 2), MAGNITUDE_LR,
             )  # fmt: skip
             count(table, MAGNITUDE + own, bit)
         done += bit << j

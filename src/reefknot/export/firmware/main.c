@@ -1,16 +1,16 @@
-/* Runs a network on a chip, an ATmega or a Cortex-M, and tells what it gave and what it took.
+/* Runs a network on a chip, an ATmega or a Cortex-M, and prints its outputs, time and stack.
 
-   With BARE nothing is told: the size of that firmware is the network, what runs it, and the start of
-   the chip. Otherwise there is a line for each input of images.h (or one of zeros, without IMAGES):
-   ticks of a timer around net_run, then each output, as eight hex digits each. The last line is the
-   deepest stack in bytes. */
+   With BARE nothing is printed: the size of that firmware is the network, what runs it, and the
+   startup code. Otherwise there is a line for each input of images.h (or one of zeros, without
+   IMAGES): ticks of a timer around net_run, then each output, as eight hex digits each. The last line
+   is the deepest stack in bytes. */
 #include "net.h"
 
 static net_input input[NET_INPUTS];
 static float output[NET_OUTPUTS];
 
 #ifndef __AVR__
-/* An ATmega's library starts it; a Cortex-M needs a few lines. */
+/* An ATmega has its startup code in a library; a Cortex-M needs a few lines. */
 extern uint32_t values_of_data[], start_of_data[], end_of_data[], start_of_bss[];
 extern uint32_t end_of_variables[], top_of_stack[];
 int main(void);

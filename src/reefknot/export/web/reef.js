@@ -8,20 +8,24 @@
  *
  * It follows docs/format.md, whose sections are named below, and refuses what docs/reference_decoder.py refuses. Numbers
  * are integers below 2^53, which doubles hold exactly, and BigInt where a codebook has 64 bits. `>>`, `<<` and `&` see 32
- * bits only, so wider numbers are divided and rounded down. All of it is written to be small once minified.
+ * bits only, so wider numbers are divided and rounded down.
+ *
+ * All of it is written to be small once minified. What a function computes first is often the default of a parameter
+ * after its arguments, which takes neither `let` nor `return`; defaults are computed in their order.
  */
 
-const { min, max, floor, exp, abs, sign, imul, clz32 } = Math;
+const { min, max, floor, exp, imul } = Math;
 const big = BigInt;
-const bitLength = (n) => 32 - clz32(n);
-const product = (shape) => shape.reduce((a, b) => a * b, 1);
+const plain = Number;
 const letter = String.fromCharCode;
 const codeOf = (character) => character.charCodeAt();
-const zeros = (length, kind = Uint8Array) => new kind(length);
+
+/** Nothing below 1 has bits. */
+const bitLength = (n) => n > 0 && 1 + bitLength(n >> 1);
 
 /** So many things, each of which may look at those before; into memory that is given where they may be many. */
-const list = (length, make, made = []) => {
-  for (let i = 0; i < length; i++) made[i] = make(i, made);
+const list = (length, make, made = [], i = 0) => {
+  while (i < length) made[i] = make(i++, made);
   return made;
 };
 
@@ -29,286 +33,215 @@ const check = (ok, why = "not a valid .reef file") => {
   if (!ok) throw Error(why);
 };
 
-const little = (bytes, at, length = 4) => {
-  let value = 0;
-  while (length--) value = value * 256 + (bytes[at + length] | 0);
-  return value;
-};
-
-/** The register of CRC-32, not yet inverted. */
-const checksum = (bytes) => {
-  let crc = -1;
-  for (const byte of bytes) {
+/** The register of CRC-32, not yet inverted, after more bytes. A tree has eight steps, here without a choice. */
+const checksum = (bytes, register = -1) =>
+  bytes.reduce((crc, byte) => {
     crc ^= byte;
-    for (let i = 8; i--; ) crc = (crc >>> 1) ^ (-(crc & 1) & 0xedb88320);
-  }
-  return crc;
-};
+    tree(() => 0 * (crc = (crc >>> 1) ^ ((crc & 1) * 0xedb88320)));
+    return crc;
+  }, register);
 
 // ---- 2: the range decoder ----
 // A call of `decode` never yields, so that what it reads from may be the module's.
 
 let stream, at, code, size, budget;
-let table; // contexts of flags, numbers and names by their keys, or those of a tensor
-let learned; // what is carried from tensor to tensor of a stream: weights, contexts, activity
+let data, used; // bytes beside the stream, and how many of them are read; more than there are is refused in the end
+let learned; // what is carried from tensor to tensor of a stream: contexts of numbers, flags and names, weights, ...; by keys
+let table; // contexts by their slots: those of `learned`, or those of a tensor
+
+const ONE = 65536; // of probabilities
+const HALF = 32768;
+
+const fill = (least) => {
+  for (; size < least; size *= 256) {
+    code = code * 256 + (stream[at++] | 0);
+    check(at < stream.length + 7);
+  }
+};
 
 const begin = (bytes, most, known = []) => {
   stream = bytes;
   budget = most;
-  table = known;
-  size = 2 ** 48;
-  code = 0;
-  for (at = 0; at < 6; ) code = code * 256 + (stream[at++] | 0);
+  learned = table = known;
+  size = 1;
+  code = at = 0;
+  fill(2 ** 48);
 };
 
-const bit = (p = 32768) => {
-  const bound = floor(size / 65536) * p;
-  const isOne = code < bound;
+const bit = (p = HALF, bound = floor(size / ONE) * p, isOne = code < bound) => {
   if (isOne) size = bound;
   else {
     code -= bound;
     size -= bound;
   }
-  for (; size < 2 ** 40; size *= 256) {
-    code = code * 256 + (stream[at++] | 0);
-    check(at - 7 in stream);
-  }
+  fill(2 ** 40);
   return isOne;
 };
 
 const spend = (number) => check((budget -= number) >= 0);
 
-/** A stream is used up; that it did not end too early is what `bit` checks. */
-const end = () => check(!(at in stream));
+/** All is used up; that a stream did not end too early is what `fill` checks. */
+const end = () => check(!(at in stream) && used == data.length);
+
+/** The next number of so many bytes of `data`, little endian. */
+const next = (length) => length && (data[used++] | 0) + 256 * next(length - 1);
 
 // ---- 3: tables ----
 // The integers of the specification are those of 65536 / (1 + exp(-x / 256)), rounded towards one half; none of these
 // comes so near to an integer that another library's `exp` could make a difference.
 
 const MOST = 1775;
-const squash = (x) => floor(65536 / (1 + exp(-x / 256))) + (x < 0);
-const STRETCH = []; // of p >> 4
-for (let p = 0, x = -MOST; p < 4096; ) {
-  if (x <= MOST && squash(x) < 16 * p + 8) x++;
-  else STRETCH[p++] = x;
-}
+const squash = (x) => floor(ONE / (1 + exp(-x / 256))) + (x < 0);
+let lowest = -MOST;
+const STRETCH = list(ONE, (p) => {
+  while (lowest < MOST + 1 && squash(lowest) < (p | 15) - 7) lowest++;
+  return lowest;
+});
 
 // ---- 4: prediction ----
 // A context is one number: bits seen << 10 | ones among them.
 
-const shrunk = (slot, prior = 2, base = 32768) => {
-  const context = table[slot] | 0;
-  const seen = (context >> 10) + prior;
-  const reciprocal = floor(2 ** 32 / seen) - (seen < 2);
-  return max(8, min(65528, (((context & 1023) * 65536 + prior * base) * reciprocal) / 2 ** 32) | 0);
-};
+const shrunk = (slot, prior = 2, base = HALF, context = table[slot], seen = (context >> 10) + prior) =>
+  max(8, min(65528, (((context & 1023) * ONE + prior * base) * (floor(2 ** 32 / seen) - (seen < 2))) / 2 ** 32) | 0);
 
-const stretched = (slot, prior, base) => STRETCH[shrunk(slot, prior, base) >> 4];
-
-const halved = (context) => (context >> 1) & ~512;
+/** A context, halved until it is below a limit. */
+const aged = (context, limit) => (context < limit ? context : aged((context >> 1) & ~512, limit));
 
 const count = (slot, bit) => {
-  const context = table[slot] | 0;
-  table[slot] = (context < 1020 << 10 ? context : halved(context)) + 1024 + bit;
+  table[slot] = aged(table[slot], 1020 << 10) + 1024 + bit;
   return bit;
 };
 
 const adaptive = (slot, base, prior) => count(slot, bit(shrunk(slot, prior, base)));
 
-/** A bit whose base is itself the probability of a context; both count it. */
-const based = (slot, prior, ground, groundPrior, base) =>
-  count(ground, adaptive(slot, shrunk(ground, groundPrior, base), prior));
-
 /**
- * A mixed bit. The context `own` counts it too; its probability is the base, unless that is given.
- * Its weights are those that were learned under a key, or the first ones.
+ * A mixed bit. The first slot is that of the context whose probability is the base, unless a base is given; it counts the
+ * bit too. The setting of a slot is prior * 128 + first weight in percent; where it is left out, it is that of names.
+ * The key is that of the weights in `learned`.
  */
-const mixed = (own, base, slots, priors, rate, key, ...first) => {
-  base ||= shrunk(own);
-  const origin = STRETCH[base >> 4];
-  const weights = (learned[key] ||= first);
-  const votes = [origin, ...slots.map((slot, i) => stretched(slot, priors[i], base) - origin)];
-  let total = 32768;
-  votes.map((vote, i) => (total += vote * weights[i]));
-  const p = squash(max(-MOST, min(MOST, floor(total / 65536))));
-  const result = bit(p);
-  votes.map((vote, i) => (weights[i] += floor((vote * (result * 65536 - p) * rate) / 2 ** (i ? 18 : 22))));
-  slots.map((slot) => count(slot, result));
-  return count(own, result);
+const mixed = (
+  slots,
+  key,
+  rate,
+  settings,
+  base = shrunk(slots[0]),
+  origin = STRETCH[base],
+  weights = (learned[key] ||= []),
+  total = HALF,
+  votes = slots.map((slot, i, vote, setting = settings[i] || 128 + 30.518) => {
+    total +=
+      (vote = i ? STRETCH[shrunk(slot, setting >> 7, base)] - origin : origin) *
+      (weights[i] ??= floor((setting % 128) * 655.36));
+    return vote;
+  }),
+  p = squash(max(-MOST, min(MOST, floor(total / ONE)))),
+  result = bit(p),
+) => {
+  slots.map((slot, i) => {
+    weights[i] += floor((votes[i] * (result * ONE - p) * rate) / 2 ** (i ? 18 : 22));
+    count(slot, result);
+  });
+  return result;
 };
 
-/** A byte, the highest bit first, whose bits come from a function of those before. */
-const byte = (next) => {
-  let node = 1;
-  while (node < 256) node = node * 2 + next(node);
-  return node - 256;
-};
+/** A number below `size`, a power of two, the highest bit first. A function of the bits before, after a one, gives the next. */
+const tree = (next, size = 256, node = 1) => (node < size ? tree(next, size, node * 2 + next(node)) : node - size);
 
 // ---- 5: numbers and names ----
-// The context of a flag has the number of its kind for a key, and more numbers where a kind has several.
+// The key of a context is the number of its kind, and more numbers where a kind has several contexts.
 
+// Numbers.
 const BOOKS = 0;
 const ENTRIES = 1;
 const ALIASES = 2;
 const TYPE = 3;
 const VALUES = 4;
-const ZERO = 5;
-const MOST_EXPONENT = 6;
-const EXPONENTS = 7;
-const KEPT = 8;
-const TRAINABLE = 9;
-const SAME_TYPE = 10;
-const SAME_BOOK = 11;
-const NEXT_BOOK = 12;
-const SAME_RANK = 13;
-const RANK = 14;
-const SIZE = 15;
-const METHOD = 16;
-const STREAM_BYTES = 17;
-const PIVOT_IS_ZERO = 18;
-const BY_COLUMN = 19;
-const MAPS = 20;
-const GRID = 21;
-const TABLE = 22;
-const FREQUENCY = 23;
-const WORDS = 24;
-const GUESS = 25;
+const MOST_EXPONENT = 5;
+const EXPONENTS = 6;
+const RANK = 7;
+const SIZE = 8;
+const STREAM_BYTES = 9;
+const FREQUENCY = 10;
+const WORDS = 11;
+// Flags with a key of two numbers, of three, and of four.
+const KEPT = 12;
+const TRAINABLE = 13;
+const SAME_TYPE = 14;
+const GRID = 12;
+const GUESS = 0;
+// Flags with a key of one number; those below are keys of weights.
+const ZERO = 7;
+const SAME_BOOK = 8;
+const NEXT_BOOK = 9;
+const SAME_RANK = 10;
+const METHOD = 11;
+const PIVOT_IS_ZERO = 12;
+const BY_COLUMN = 13;
+const MAPS = 14;
+const TABLE = 15;
+const NAME_WEIGHTS = 98;
 const NAME = 99; // and all after it
 
-const number = (kind) => {
-  let length = 0;
-  let value = 1;
-  while (length < 47 && adaptive([kind, length])) length++;
-  for (let i = 0; i < length; i++) value = value * 2 + (i < 2 ? adaptive([kind, length, value]) : bit());
-  return value - 1;
-};
+const number = (kind, length = 0) =>
+  length < 47 && adaptive([kind, length])
+    ? number(kind, length + 1)
+    : tree((node) => (node < 4 ? adaptive([kind, length, node]) : bit()), 2 ** length) + 2 ** length - 1;
 
 /** One of `size` numbers, all of them BigInt. */
-const uniformBig = (size) => {
-  const low = 2n ** 32n;
-  const last = size - 1n;
-  let offset = 0n;
-  check(size > 0);
-  if (size > 256n * low) {
-    const high = uniformBig(last / low + 1n);
-    return high * low + uniformBig(high < last / low ? low : (last % low) + 1n);
-  }
-  for (let half = 128n * low; size > 1; ) {
-    while (half >= size) half /= 2n;
-    if (bit(Number(((size - half) * 65536n) / size) || 1)) {
-      offset += half;
-      size -= half;
-    } else size = half;
-  }
-  return offset;
-};
+const uniformBig = (size, half = 2n ** 39n, low = 2n ** 32n) =>
+  size < 1
+    ? check()
+    : size >> 40n
+      ? (half = uniformBig(--size / low + 1n)) * low + uniformBig(half < size / low ? low : (size % low) + 1n)
+      : size < 2
+        ? 0n
+        : half >= size
+          ? uniformBig(size, half / 2n)
+          : bit(plain(((size - half) * 65536n) / size) || 1)
+            ? half + uniformBig(size - half, half)
+            : uniformBig(half, half);
 
-const uniform = (size) => Number(uniformBig(big(size)));
+const uniform = (size) => plain(uniformBig(big(size)));
 
-const ascending = (number, low, high) => {
-  if (!number) return [];
-  const middle = number / 2n;
-  const value = low + middle + uniformBig(high - low - number + 2n);
-  return [...ascending(middle, low, value - 1n), value, ...ascending(number - middle - 1n, value + 1n, high)];
-};
-
-// The 42 names that the model reads before the first one, as a stream of that model.
-const PRIME = Uint8Array.from(
-  atob(
-    "iJix11VEYMKfyOkPV2CfZrsjzmvDNPIFMujdvSrfj7BV8q7juRjKOfgUas04pfG2L/s94hFADEI69oktEzIv40XT5liXwXHcD4Qr+kbbZ29N2tMoopykQPfUwv+ShnjUwe6gIDxE8fUn/LFgi6U++kfXi4dlPCmWyp3B8GnvHvF9uovScZV+LISL7xyKQgE+ppNYyeUMpWyVoofQMWvQmZCCaMQOLnVkMg",
-  ),
-  codeOf,
-);
-
-let history;
+const ascending = (
+  number,
+  low,
+  high,
+  middle = number / 2n,
+  value = number && low + middle + uniformBig(high - low - number + 2n),
+) =>
+  number ? [...ascending(middle, low, value - 1n), value, ...ascending(number - middle - 1n, value + 1n, high)] : [];
 
 const HASH = 0x2545f491;
+let history;
 
 /** The bytes of a name, as characters below 256. */
 const readName = () => {
+  let next;
   let name = "";
-  for (;;) {
-    const next = byte((node) =>
+  // As long as the next byte, which is remembered, is not 0.
+  while (
+    ((next = tree((node) =>
       mixed(
-        NAME + node,
-        0,
         // The remainder makes a difference below the fourth order only after bytes that UTF-8 does not have.
-        [1, 2, 3, 4, 5].map(
-          (k) => NAME + 256 + (imul((((history % 256 ** k) % 16777211) * 8 + k) * 1000003 + node, HASH) >>> 18),
+        list(6, (k) =>
+          k
+            ? NAME + 256 + (imul((((history % 256 ** k) % 16777211) * 8 + k) * 1000003 + node, HASH) >>> 18)
+            : NAME + node,
         ),
-        [2, 1, 1, 1, 1],
+        NAME_WEIGHTS,
         24,
-        NAME,
-        65536,
-        20000,
-        20000,
-        20000,
-        20000,
-        20000,
+        [100, 286.518], // priors 2, 1, 1, 1, 1; weights 65536, then 20000
       ),
-    );
-    history = (history * 256 + next) % 2 ** 40;
-    if (!next) return name;
+    )),
+    (history = (history * 256 + next) % 2 ** 40),
+    next)
+  ) {
     name += letter(next);
-    check(name.length <= 65536);
+    check(!name[ONE]);
+    spend(next >> 6 != 2); // a character
   }
-};
-
-/** UTF-8, with lone surrogates as three bytes and C0 80 for a zero: these are found first, and the rest is the browser's. */
-const characters = (name) =>
-  decodeURIComponent(
-    escape(name).replace(/%ED%[AB].%[89AB].|%C0%80/g, (bytes) =>
-      letter([...unescape(bytes)].reduce((a, c) => (a << 6) | (codeOf(c) & 63), 0)),
-    ),
-  );
-
-// ---- 6: the header ----
-
-const NAMES =
-  "F32 F16 BF16 F64 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ C64 BOOL U8 I8 U16 I16 U32 I32 U64 I64".split(" ");
-const BYTES = [..."4228111118111224488"];
-const EXPONENT = [8, 5, 8, 11, 4, 5, 0, 4, 5];
-const C64 = 9;
-const BOOL = 10;
-const I8 = 12;
-
-/** A codebook: its type, and its values as the bits of 64-bit numbers. */
-const readBook = () => {
-  const type = number(TYPE);
-  const length = number(VALUES);
-  check(type < 19 && length <= 65536);
-  spend(length);
-  const hasZero = length && adaptive(ZERO, 60000);
-  const others = big(length - hasZero);
-  const below = uniformBig(others + 1n);
-  const exponent = EXPONENT[type] | 0;
-  const width = 8 * BYTES[type] - 1;
-  const signBit = 1n << big(width);
-  const flip = type < I8 || type % 2 ? 0n : signBit; // of signed integers
-  const fraction = big(width + !exponent - exponent);
-  let most = 0;
-  let least = 0;
-  let shift = 0n;
-  check(exponent || !below);
-  if (exponent) {
-    const folded = number(MOST_EXPONENT);
-    most = 2 ** (exponent - 1) - 2 - (folded % 2 ? -1 - folded : folded) / 2;
-    least = most - number(EXPONENTS);
-    check(least >= 0 && most < 2 ** exponent);
-    shift = fraction - uniformBig(fraction + 1n);
-  }
-  const [negative, positive] = [below, others - below].map((number) =>
-    ascending(number, (big(least) << fraction) >> shift, ((big(most + 1) << fraction) - 1n) >> shift),
-  );
-  // No -0.0, which the FNUZ types do not have; no zero twice.
-  check((type > 5 || negative[0] != 0) && !(hasZero && positive[0] == 0));
-  if (hasZero) positive.unshift(0n);
-  const values = [
-    ...negative.reverse().map((m) => (m << shift) | signBit),
-    ...positive.map((m) => (m << shift) ^ flip),
-  ];
-  for (const v of values) check(type == BOOL ? v < 2 : type != C64 || !v || v & 0x7fffffff7fffffffn);
-  return { _type: type, _values: values };
+  return name;
 };
 
 // ---- 7: tied tensors ----
@@ -320,242 +253,206 @@ const ALL_MASKS = 4;
 const LINE = 5;
 const COLUMN_FLAG = 8;
 const NEIGHBOURS = 64;
-const NEAR = 96;
 const SIGNED = 154;
 const MAGNITUDE = 192;
-const NEAR_MAGNITUDE = 320;
-const ROW_MAGNITUDE = 1088;
-const PAIR_MAGNITUDE = 2112;
-const LEVELS = 3136;
-const PLACE = 3392;
-const LINES = 4416;
+const NEAR_MAGNITUDE = 320; // 128 after the other
+const ROW_MAGNITUDE = 2000;
+const PAIR_MAGNITUDE = 4000;
+const LEVELS = 6000;
+const PLACE = 7000; // the place in a plane, or what is near
+const LINES = 10000;
 const SHARED = 2 ** 20; // lines so far apart share contexts
-const DEEP = 1.2e6;
+const DEEP = 2e6;
 
-/** The indices of a tied tensor. */
-const tied = (shape, values, carried) => {
-  const K = values.length;
-  const length = product(shape);
-  const x = zeros(length, Uint16Array);
-  const rank = shape.length;
+/** Sets the distances of indices from the pivot; gives the pivot. */
+const tied = (x, shape, rank, length, zero, K, carried) => {
+  // The plan.
   const rows = rank > 1 ? shape[0] : 1;
   const columns = length / rows;
-  check(K || !length);
-  if (!length || K < 2) return x;
-
-  // The plan.
-  const zero = values.indexOf(0n);
-  const pivot = zero + 1 && adaptive(PIVOT_IS_ZERO, 60000) ? zero : uniform(K);
-  const before = (learned._activity ||= []);
-  const numUnits = columns % before.length ? 0 : before.length;
-  const isMatrix = rows > 1 && columns > 1;
+  const isMatrix = (rows > 1) & (columns > 1);
+  const pivot = ~zero && adaptive(PIVOT_IS_ZERO, 60000) ? zero : uniform(K);
   const byColumn = isMatrix && adaptive(BY_COLUMN);
   const hasMaps = isMatrix && adaptive(MAPS, 60000);
   const inner = byColumn ? rows : columns;
+  const sums = []; // of each row: distances, and how many
+  let base;
   let grid = 0;
+  const [before, numBefore] = learned._activity || [];
+  const numUnits = columns % numBefore ? 0 : numBefore | 0;
   while (grid < 4 && adaptive([GRID, grid, min(rank, 4)])) grid++;
-  let w = Infinity;
-  let plane = w; // nothing is above or behind
-  if (grid == 1) {
-    check(rank > 3);
-    w = shape[rank - 1];
-    plane = w * shape[rank - 2];
-  } else if (grid) {
-    const channels = [1, 3, numUnits][grid - 2];
-    w = floor((columns / channels) ** 0.5);
-    check(w > 1 && w * w * channels == columns);
-    if (channels > 1) plane = w * w;
-  }
+  const channels = [, , 1, 3, numUnits][grid];
+  const w = grid ? (grid < 2 ? shape[rank - 1] : floor((columns / channels) ** 0.5)) : Infinity; // nothing is above
+  const plane = grid < 2 ? grid && w * shape[rank - 2] : channels > 1 && w * w;
+  check(grid < 2 ? !grid || rank > 3 : w > 1 && w * w * channels == columns);
 
-  const flags = table;
-  table = [];
+  // What is shared by the tensors of a codebook: magnitudes.
+  table = learned[carried] = list(NEAR_MAGNITUDE, (slot) =>
+    slot < MAGNITUDE ? 0 : aged(learned[carried]?.[slot], 32 << 10),
+  );
   const active = (c) => numUnits && 1 + min(bitLength(before[floor((c * numUnits) / columns)]?.[1]), 7);
-  /** How far elements are from `zero`; those outside, and those not read yet, are not. */
-  const apart = (list, offset, zero, places) => places.map((c) => (c < 0 ? 0 : list[offset + c] - zero || 0));
-  /** Left, up, both corners, behind. */
-  const neighbours = (c) => [c - 1, c - w, c < w ? -1 : c - w + 1, c - w - 1, c - plane];
+  /** Left, up, both corners, behind. A place below 0 is none; elements that have not been read are the pivot. */
+  const neighbours = (c, up = c - w) => [c - 1, up, up < 0 ? up : up + 1, up - 1, c - plane];
 
   // The maps.
-  const liveRow = list(
-    rows,
-    (r, live) => !hasMaps || based(ROW_FLAG + 1 + (live[r - 1] | 0), 8, ROW_FLAG, 2, 20000),
-    zeros(rows),
+  const liveRow = list(hasMaps * rows, (r, live) =>
+    count(ROW_FLAG, adaptive(ROW_FLAG + 1 + !!live[r - 1], shrunk(ROW_FLAG, 2, 20000), 8)),
   );
   const liveColumn = list(
-    columns,
-    (c, live) => {
-      const [left, up, right, corner, behind] = apart(live, 0, 0, neighbours(c));
-      const known = min(active(c), 2);
-      const slots = [
-        COLUMN_FLAG + 3 + 4 * known + 2 * left + up,
-        COLUMN_FLAG + 15 + left + up + right + corner + 5 * known + 15 * behind,
-        COLUMN_FLAG + 45 + active(c),
-      ];
-      return !hasMaps || mixed(COLUMN_FLAG + known, 0, slots, [4, 4, 4], 24, 0, 65536, 29491, 21626, 29491);
-    },
-    zeros(columns),
+    hasMaps * columns,
+    (c, live, [left, up, right, corner, behind] = neighbours(c).map((c) => live[c] || 0), known = min(active(c), 2)) =>
+      mixed(
+        [
+          COLUMN_FLAG + known,
+          COLUMN_FLAG + 3 + 4 * known + 2 * left + up,
+          COLUMN_FLAG + 15 + left + up + right + corner + 5 * known + 15 * behind,
+          COLUMN_FLAG + 45 + active(c),
+        ],
+        0,
+        24,
+        [100, 4 * 128 + 45, 4 * 128 + 33, 4 * 128 + 45],
+      ),
   );
 
   // The elements.
-  const sums = rows > SHARED ? [] : Array(rows); // of each row: distances, and how many
-  let base;
-  x.fill(pivot);
-  learned[carried]?.map((context, own) => {
-    while (context >= 32 << 10) context = halved(context);
-    table[MAGNITUDE + own] = context;
-  });
-  const level = (slot, prior) => min(15, (stretched(slot, prior, base) + 1792) >> 7);
-  for (let i = 0; i < length; i++) {
+  const level = (slot, prior) => min(1, STRETCH[shrunk(slot, prior, base)] >> 7);
+  x.map((_, i) => {
     const b = i % inner;
     const a = (i - b) / inner;
-    const [c, r] = byColumn ? [a, b] : [b, a];
+    const c = byColumn ? a : b;
+    const r = byColumn ? b : a;
+    const here = r * columns;
+    const cross = LINES + (b % SHARED);
+    const apart = (places) => places.map((c) => (c < 0 ? 0 : x[here + c] || 0));
+    const around = apart(neighbours(c));
+    const up = w > 2 ? c - w : -9;
+    const top = up - w;
+    let differ = 0;
+    let near = 1;
+    let pull = 0;
+    let ring = 0;
     if (!b) {
       table[LINE] = 0;
       base = shrunk(ALL_MASKS, 4, 6554);
     }
-    if (!liveRow[r] || !liveColumn[c]) continue;
-    const here = r * columns;
-    const cross = LINES + (b % SHARED);
-    const around = apart(x, here, pivot, neighbours(c));
-    const [left, up, right, corner, behind] = around;
-    let differ = 0;
-    let near = 1;
-    around.map((d, i) => {
-      differ += !!d << i;
-      near += i < 4 && !!d;
-    });
-    const isOther = mixed(
-      ALL_MASKS,
-      base,
-      [
-        LINE,
-        cross,
-        NEIGHBOURS + differ,
-        LEVELS + 16 * level(cross, 24) + level(LINE, 6),
-        plane < Infinity
-          ? PLACE + 16 * min(c % plane, 63) + active(c)
-          : NEAR + (differ & 1) + 2 * (r && x[here - columns + c] != pivot) + 4 * active(c),
-      ],
-      [6, 24, 4, 16, 6],
-      14,
-      min(3, near),
-      65536,
-      30146,
-      32768,
-      29491,
-      29491,
-      26214,
-    );
-    if (!isOther) continue;
-    spend(1);
-
-    const top = c - 2 * w;
-    let pair = left + up;
-    let pull = 2 * pair + right + corner + behind;
-    let ring = 0;
-    const far = w > 2 ? [c - w - 2, c < w ? -1 : c - w + 2, top - 2, top - 1, top, top + 1, top + 2] : [];
-    apart(x, here, pivot, [c - 2, ...far]).map((d) => (ring += d));
-    const upper =
-      !pivot ||
-      (pivot < K - 1 && based(SIGNED + 3 * min(bitLength(abs(pull)), 7) * sign(pull) + sign(ring), 4, SIGN_BASE, 4));
-    if (!upper) {
-      pair = -pair;
-      pull = -pull;
-      ring = -ring;
+    around.map((d, i) => d && ((differ += 1 << i), (near += i < 4), (pull += d)));
+    if (
+      hasMaps <= (liveRow[r] & liveColumn[c]) &&
+      mixed(
+        [
+          ALL_MASKS,
+          LINE,
+          cross,
+          NEIGHBOURS + differ,
+          LEVELS + 16 * level(cross, 24) + level(LINE, 6),
+          PLACE + active(c) + 16 * (plane ? min(c % plane, 63) : (differ & 1) + 2 * !!x[here - columns + c]),
+        ],
+        min(3, near),
+        14,
+        [100, 6 * 128 + 46, 24 * 128 + 50, 4 * 128 + 45, 16 * 128 + 45, 6 * 128 + 40],
+        base,
+      )
+    ) {
+      spend(1);
+      let pair = around[0] + around[1];
+      pull += pair;
+      apart([c - 2, up - 2, up < 0 ? up : up + 2, top - 2, top - 1, top, top + 1, top + 2]).map((d) => (ring += d));
+      const upper =
+        !pivot ||
+        (pivot < K - 1 &&
+          count(
+            SIGN_BASE,
+            adaptive(
+              SIGNED + 3 * (min(bitLength(pull), 7) - min(bitLength(-pull), 7)) + (ring > 0) - (ring < 0),
+              shrunk(SIGN_BASE, 4),
+              4,
+            ),
+          ));
+      const side = upper || -1;
+      const choices = upper ? K - 1 - pivot : pivot;
+      const [sum, number] = sums[r % SHARED] || [0, 0];
+      const bits = bitLength(choices - 1);
+      pair *= side;
+      const distance = tree(
+        (node) =>
+          (2 * node + 1) << (bits - bitLength(node)) < choices + 2 ** bits &&
+          (node < 64
+            ? mixed(
+                [
+                  MAGNITUDE,
+                  NEAR_MAGNITUDE + 128 * min(5, bitLength(pull * side + ((ring * side) >> 1))),
+                  ROW_MAGNITUDE + 128 * (min(6, ((sum * 8) / (number * choices)) | 0) - !number),
+                  PAIR_MAGNITUDE + 128 * (min(5, bitLength(pair)) - (pair < 0) - (pair < -3)),
+                ].map((slot) => slot + 64 * upper + node),
+                3 + min(node, 3),
+                20,
+                [90, 8 * 128 + 40, 8 * 128 + 40, 16 * 128 + 55],
+              )
+            : adaptive(DEEP + (upper << bits) + node)),
+        2 ** bits,
+      );
+      sums[r % SHARED] = [sum + distance, number + 1];
+      x[here + c] = side * (1 + distance);
     }
-    pull += ring >> 1;
-    const choices = upper ? K - 1 - pivot : pivot;
-    const sum = (sums[r % SHARED] ||= [0, 0]);
-    const slots = [
-      NEAR_MAGNITUDE + 128 * min(5, pull > 0 && bitLength(pull)),
-      ROW_MAGNITUDE + 128 * (sum[1] && 1 + min(6, floor((sum[0] * 8) / (sum[1] * choices)))),
-      PAIR_MAGNITUDE + 128 * (pair < 0 ? 6 + (pair < -3) : min(5, bitLength(pair))),
-    ];
-    const bits = bitLength(choices - 1);
-    let node = 1;
-    let distance = 0;
-    for (let j = bits; j--; ) {
-      const own = 64 * upper + node;
-      const found =
-        distance + (1 << j) < choices &&
-        (node < 64
-          ? mixed(MAGNITUDE + own, 0, slots.map((slot) => slot + own), [8, 8, 16], 20, 3 + min(node, 3), 58982, 26214, 26214, 36044)
-          : adaptive(DEEP + (upper << bits) + node));
-      distance += found << j;
-      node = node * 2 + found;
-    }
-    sum[0] += distance;
-    sum[1]++;
-    x[here + c] = pivot + (upper ? 1 + distance : ~distance);
-  }
-  learned[carried] = table.slice(MAGNITUDE, MAGNITUDE + 128);
-  table = flags;
-  if (rank > 1) learned._activity = sums;
-  return x;
+  });
+  if (rank > 1) learned._activity = [sums, rows > SHARED ? 0 : rows];
+  return pivot;
 };
 
 // ---- 8: kept tensors ----
 
-/** Rows of bytes, the highest byte first. */
-const kept = (length, unit, type) => {
-  const predicted = length && uniform(unit + 1);
-  const flags = table;
+/** Reads rows of bytes, the highest byte first. */
+const kept = (rows, length, unit, type, predicted = length && uniform(unit + 1)) => {
   spend(predicted * length);
-  table = learned["t" + type] ||= [];
-  const rows = list(
+  table = learned[type + 0.5] ||= [];
+  list(
     length * unit,
-    (i, rows) => {
-      const plane = i % unit;
-      return byte((node) => {
-        const own = plane * 256 + node;
-        const place = (byte) => imul(own * 256 + byte, HASH) >>> 17;
-        const slots = [2048 + place(rows[i - unit] | 0), 34816 + place(plane && rows[i - 1])];
-        return plane < predicted ? mixed(own, 0, slots, [4, 4], 8, 100 + 8 * type + plane, 65536, 26000, 26000) : bit();
-      });
-    },
-    zeros(length * unit),
+    (i, _, plane = i % unit) =>
+      tree((node, own = plane * 256 + node, place = (byte) => imul(own * 256 + byte, HASH) >>> 17) =>
+        plane < predicted
+          ? mixed(
+              [own, 2048 + place(rows[i - unit] | 0), 34816 + place(plane && rows[i - 1])],
+              plane - 8 * type - 8,
+              8,
+              [100, 551.673, 551.673], // priors 4; weights 65536, 26000, 26000
+            )
+          : bit(),
+      ),
+    rows,
   );
-  table = flags;
-  return rows;
 };
 
 // ---- 9: fast streams ----
 
-let data, used; // what of the stream follows its head, and how much of it is read; too much is refused in the end
-
-const next = (length) => little(data, (used += length) - length, length);
-
-const symbols = (length, K) => {
-  const numSlots = 2 ** (K > 256 ? 16 : 12);
-  const slots = []; // of each: its symbol, how many the symbol has, and which of them it is
-  list(K, (symbol) => {
-    const share = number(FREQUENCY);
-    for (let j = 0; j < share && slots.length <= numSlots; ) slots.push([symbol, share, j++]);
-  });
-  const stop = used + 20 + 2 * number(WORDS);
-  const lanes = [5, 5, 5, 5].map(next);
-  check(slots.length == numSlots);
-  const found = zeros(length, Uint16Array).map((_, i) => {
-    const [symbol, share, offset] = slots[lanes[i % 4] % numSlots];
-    const state = share * floor(lanes[i % 4] / numSlots) + offset;
-    lanes[i % 4] = state < 2 ** 24 ? state * 65536 + next(2) : state;
+/** As many symbols as the given memory has elements. */
+const symbols = (
+  x,
+  K,
+  numSlots = 2 ** (K > 256 ? 16 : 12),
+  left = numSlots,
+  slots = [], // of each: its symbol, how many the symbol has, and which of them it is
+  frequencies = list(K, (symbol, _, share = number(FREQUENCY)) => {
+    list(min(share, left), (j) => slots.push([symbol, share, j]));
+    left -= share;
+  }),
+  stop = used + 20 + 2 * number(WORDS),
+  lanes = [5, 5, 5, 5].map(next),
+) => {
+  check(!left);
+  x = x.map((_, i, all, state = lanes.shift(), [symbol, share, offset] = slots[state % numSlots]) => {
+    state = share * floor(state / numSlots) + offset;
+    lanes.push(state < 2 ** 24 ? state * ONE + next(2) : state);
     return symbol;
   });
   check(lanes.every((state) => state == 2 ** 24) && used == stop);
-  return found;
+  return x;
 };
 
-const fastRows = (length, unit) => {
-  const rows = zeros(length * unit);
-  list(unit, (plane) =>
-    (adaptive(TABLE) ? symbols(length, 256) : data.subarray(used, (used += length))).map(
-      (byte, i) => (rows[i * unit + plane] = byte),
-    ),
-  );
-  return rows;
-};
+// ---- 1 and 6: files and headers ----
 
-// ---- 1 and 6: files ----
+const BYTES = "4228111118111224488";
+const C64 = 9;
+const BOOL = 10;
+const I8 = 12;
 
 /**
  * All tensors of a file.
@@ -566,115 +463,189 @@ export const decode = (file, limit = 2 ** 28) => {
   const length = file.length;
   const isIndexed = file[3] >> 7;
   check(file[3] % 128 != 2, "a .reef of version 2: use reefknot unpack");
-  const header = isIndexed ? length - 8 - little(file, length - 8) : 4;
-  check(little(file, 0) % 2 ** 31 == 0x1464552 && length > 7 && header > 3);
+  data = file;
+  used = 0;
+  check(next(4) % 2 ** 31 == 0x1464552);
+  used = length - 8;
+  const header = isIndexed ? used - next(4) : 4;
+  used = length;
   // What a register holds after any bytes and their own CRC-32.
-  check(checksum([...file.subarray(0, 4), ...file.subarray(header)]) == ~0x2144df1c);
+  check(header > 3 && checksum(file.slice(header), checksum(file.slice(0, 4))) == ~0x2144df1c);
 
-  learned = {};
+  // The 42 names that the model reads before the first one, as a stream of that model.
   history = 0;
-  begin(PRIME);
+  begin(
+    [
+      ...atob`iJix11VEYMKfyOkPV2CfZrsjzmvDNPIFMujdvSrfj7BV8q7juRjKOfgUas04pfG2L/s94hFADEI69oktEzIv40XT5liXwXHcD4Qr+kbbZ29N2tMoopykQPfUwv+ShnjUwe6gIDxE8fUn/LFgi6U++kfXi4dlPCmWyp3B8GnvHvF9uovScZV+LISL7xyKQgE+ppNYyeUMpWyVoofQMWvQmZCCaMQOLnVkMg`,
+    ].map(codeOf),
+    1e9,
+  );
   list(42, readName);
-  begin(file.subarray(header, -4 - 4 * isIndexed), 65536 + 8 * length, table); // so many values of codebooks
+  begin(file.slice(header, -4 - 4 * isIndexed), ONE + 8 * length, table); // so many values of codebooks
 
-  // The header.
+  // The codebooks: a type, and values as the bits of 64-bit numbers.
   const numBooks = number(BOOKS);
   const numEntries = number(ENTRIES);
-  const numAliases = number(ALIASES);
-  check(numBooks + numEntries + numAliases <= 64 + 2 * length);
-  const books = list(numBooks, readBook);
-  const names = [];
+  const numNames = numEntries + number(ALIASES);
+  check(numBooks + numNames <= 64 + 2 * length);
+  const books = list(numBooks, () => {
+    const type = number(TYPE);
+    const length = number(VALUES);
+    check(type < 19 && length <= ONE);
+    spend(length);
+    const hasZero = length && adaptive(ZERO, 60000);
+    const others = big(length - hasZero);
+    const below = uniformBig(others + 1n);
+    const exponent = ("0x" + "858b45045"[type]) | 0;
+    const width = 8 * BYTES[type] - 1;
+    const signBit = 1n << big(width);
+    const flip = type < I8 || type % 2 ? 0n : signBit; // of signed integers
+    const fraction = big(width + !exponent - exponent);
+    let most = 0;
+    let least = 0;
+    let shift = 0n;
+    if (exponent) {
+      most = number(MOST_EXPONENT);
+      most = 2 ** (exponent - 1) - 2 - (most % 2 ? -1 - most : most) / 2;
+      least = most - number(EXPONENTS);
+      check(least >= 0 && most < 2 ** exponent);
+      shift = fraction - uniformBig(fraction + 1n);
+    } else check(!below);
+    const part = (number, mask) =>
+      ascending(number, (big(least) << fraction) >> shift, ((big(most + 1) << fraction) - 1n) >> shift).map(
+        (m) => (m << shift) ^ mask,
+      );
+    const values = [...part(below, signBit).reverse(), ...(hasZero ? [flip] : []), ...part(others - below, flip)];
+    // No zero twice; no boolean above 1; no -0.0, unless of another type than F32 ... F8_E5M2 and C64.
+    check(!hasZero || values[below + 1n] != flip);
+    values.map((v) =>
+      check(type - BOOL ? !v || v & (type - C64 ? (type < 6 ? ~signBit : v) : ~(signBit | (2n ** 31n))) : v < 2),
+    );
+    return [type, values];
+  });
+
+  // The entries: of each a function, which reads the tensor.
+  const names = new Set();
   const sizes = []; // in bytes
-  const byEnding = {};
   let outputs, from;
   let last = -1;
-  /** Of each entry a function, which reads the tensor. */
-  const entries = list(numEntries, () => {
+  budget = 2 ** 20 + 64 * length; // so many characters
+  const entries = list(numNames, (i) => {
     const name = readName();
-    const ending = "." + name.split(".").pop(); // with the dot, no name that every object has
-    const like = byEnding[ending];
-    let kind = 18; // and the dot are 64
-    for (const c of ending) kind += codeOf(c);
-    kind %= 64;
-    let type, book;
+    names.add(name);
+    if (i >= numEntries) {
+      const owner = uniform(numEntries);
+      limit -= sizes[owner];
+      return () => entries[owner];
+    }
+    const ending = "." + name.split`.`.pop(); // with the dot, no name that every object has
+    const [itsType, itsValues, itsShape] = learned[ending] || [];
+    const kind = [...ending].reduce((sum, c) => sum + codeOf(c), 18) % 64; // 18 and the dot are 64
+    let type, values;
     if (adaptive([KEPT, kind], 8000)) {
       adaptive([TRAINABLE, kind]);
-      type = like && !like._book && adaptive([SAME_TYPE, kind], 50000) ? like._type : uniform(19);
+      type = itsShape && !itsValues && adaptive([SAME_TYPE, kind], 50000) ? itsType : uniform(19);
     } else {
       if (!adaptive(SAME_BOOK, 50000)) last = adaptive(NEXT_BOOK, 50000) ? last + 1 : uniform(numBooks);
-      check((book = books[last]));
-      type = book._type;
+      [type, values] = books[last] || check();
     }
-    const values = book?._values;
-    const carried = "b" + last;
-    const rank = like && adaptive(SAME_RANK, 55000) ? like._shape.length : number(RANK);
+    const carried = last + 0.1;
+    const rank = itsShape && adaptive(SAME_RANK, 55000) ? itsShape.length : number(RANK);
     check(rank <= 64);
-    const shape = list(rank, (d, shape) => {
-      const guesses = [outputs, like?._shape[d], shape[d - 1]];
-      const guess = (n, k) => n >= 0 && guesses.indexOf(n) == k && adaptive([GUESS, k, min(rank, 4), min(d, 3)]);
-      return guesses.find(guess) ?? number(SIZE);
-    });
-    check(product(shape.map((n) => n || 1)) <= 2 ** 46);
+    let numElements = 1;
+    let most = 1;
+    const shape = list(
+      rank,
+      (
+        d,
+        shape,
+        guesses = [outputs, itsShape?.[d], shape[d - 1]],
+        size = guesses.find(
+          (n, k) => n >= 0 && guesses.indexOf(n) == k && adaptive([GUESS, k, min(rank, 4), min(d, 3)]),
+        ) ?? number(SIZE),
+      ) => {
+        numElements *= size;
+        most *= size || 1;
+        return size;
+      },
+    );
+    check(most <= 2 ** 46);
     if (rank > 1) outputs = shape[0];
-    byEnding[ending] = { _type: type, _book: book, _shape: shape };
+    learned[ending] = [type, values, shape];
     const isFast = isIndexed && adaptive(METHOD);
     const streamBytes = isIndexed && number(STREAM_BYTES);
     const crc = isIndexed && uniform(2 ** 32);
     const width = +BYTES[type];
-    const unit = type == C64 ? 4 : width;
-    const numElements = product(shape);
+    const unit = values || type - C64 ? width : 4;
     const size = numElements * width;
-    names.push(name);
-    sizes.push(size);
-    return () => {
-      const start = from;
-      let bytes;
-      if (isIndexed) {
-        const own = file.subarray(from, (from += streamBytes));
-        const head = isFast ? 4 + little(own, 0) : own.length;
-        check(checksum(own) == ~crc && head <= own.length);
-        learned = {};
-        begin(own.subarray(isFast * 4, head), 256 + 16 * own.length);
-        data = own.subarray(head);
-        used = 0;
-      }
-      if (book) {
-        const x = isFast ? symbols(numElements, values.length) : tied(shape, values, carried);
-        const raw = new Uint8Array(BigUint64Array.from(values).buffer);
-        bytes = zeros(size).map((_, i) => raw[8 * x[floor(i / width)] + (i % width)]);
-      } else {
-        const rows = (isFast ? fastRows : kept)(size / unit, unit, type);
-        bytes = rows.map((_, i) => {
-          const plane = i % unit;
-          const k = i + unit - 1 - 2 * plane;
-          return (type < 4 ? (rows[k] >> 1) | (rows[plane < unit - 1 ? k - 1 : i] << 7) : rows[k]) & (type == BOOL || 255);
-        });
-      }
+    limit -= sizes[i] = size;
+    return (
+      start = from,
+      rows = new Uint8Array(size),
+      numRows = size / unit,
+      K = values?.length,
+      x = values && new Int32Array(numElements),
+      pivot = 0,
+    ) => {
       if (isIndexed) {
         end();
-        check(used == data.length);
-      } else from = at - 2;
-      return { name: characters(name), type: NAMES[type], shape, bytes, start, end: from };
+        data = file.slice(from, (from += streamBytes));
+        check(checksum(data) == ~crc);
+        used = 0;
+        used = isFast ? 4 + next(4) : streamBytes;
+        begin(data.slice(4 * isFast, used), 256 + 16 * data.length);
+      }
+      if (isFast) {
+        if (values) x = symbols(x, K);
+        else
+          list(unit, (plane) =>
+            (adaptive(TABLE) ? symbols(rows.slice(0, numRows), 256) : data.slice(used, (used += numRows))).map(
+              (byte, i) => (rows[i * unit + plane] = byte),
+            ),
+          );
+      } else if (!values) kept(rows, numRows, unit, type);
+      else if (numElements && K - 1) {
+        check(K);
+        pivot = tied(x, shape, rank, numElements, values.indexOf(0n), K, carried);
+      }
+      table = learned;
+      if (!isIndexed) from = at - 2;
+      return {
+        type:
+          type > BOOL
+            ? "IU"[type % 2] + 8 * width
+            : "F32 F16 BF16 F64 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ C64 BOOL".split` `[type],
+        shape,
+        bytes: rows.map((_, i, rows, plane = i % unit, k = i + unit - 1 - 2 * plane) =>
+          values
+            ? plain((values[x[(i - plane) / unit] + pivot] >> big(8 * plane)) & 255n)
+            : type < 4
+              ? (rows[k] >> 1) | (rows[k % unit ? k - 1 : i] << 7)
+              : rows[k] & (type == BOOL || -1),
+        ),
+        start,
+        end: from,
+      };
     };
   });
-  const owners = list(numAliases, () => {
-    names.push(readName());
-    const owner = uniform(numEntries);
-    sizes.push(sizes[owner]);
-    return owner;
-  });
-  check(
-    sizes.every((size) => (limit -= size) >= 0) &&
-      new Set(names).size == names.length &&
-      names.join("").replace(/[\x80-\xbf]/g, "").length <= 2 ** 20 + 64 * length,
-  );
-  if (isIndexed) end();
+  check(limit >= 0 && names.size == numNames);
 
   // The tensors.
   budget = 2 ** 21 + 16 * length - 128;
   from = isIndexed ? 4 : at - 2; // 4 bytes are in front of a stream, and 6 of it are held in advance
-  const tensors = entries.map((read) => read());
+  [...names].map(
+    (name, i) =>
+      (entries[i] = {
+        ...entries[i](),
+        // UTF-8, with lone surrogates as three bytes and C0 80 for a zero: these are found first, and the rest is the browser's.
+        name: decodeURIComponent(
+          escape(name).replace(/%ED(%[89AB].){2}|%C0%80/g, (bytes) =>
+            letter(bytes.split`%`.reduce((sum, byte) => (sum << 6) | (("0x" + byte) & 63))),
+          ),
+        ),
+      }),
+  );
+  end();
   if (isIndexed) check(from == header);
-  else end();
-  return [...tensors, ...owners.map((owner, i) => ({ ...tensors[owner], name: characters(names[numEntries + i]) }))];
+  return entries;
 };

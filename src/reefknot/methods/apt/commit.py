@@ -68,8 +68,7 @@ class Commit(Phase):
         gradients = {group.name: grads for group, grads in self.weights.gradients(step)}
         tying = self.first_tying * (self.last_tying / self.first_tying) ** self.ramp
         for latent in self.latent:
-            latent.put()
-            latent.add_pull_(gradients.get(latent.group.name, {}), tying * step.grad_scale)
+            latent.put(gradients.get(latent.group.name, {}), tying * step.grad_scale)
 
     def after_step(self, step: Step) -> None:
         """Assign each latent weight to the value with the least distance² + price · bits."""

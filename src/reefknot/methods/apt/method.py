@@ -139,7 +139,6 @@ class _ParameterTying(TiedWeights):
 
     def after_step(self, step: Step) -> None:
         """The current phase's work after an optimizer step; then the next phase, if it is due."""
-        self._follow_members()
         Method.after_step(self, step)
         self.phase.after_step(step)
         if step.ends_round and self.phase_is_over and self.advances:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import counted
-from reefknot.kernels.order import at_place
+from reefknot.kernels.order import order_statistic
 from reefknot.kernels.parts import ONE_PLACE
 from reefknot.methods.apt.num_clusters import better_num_clusters
 from reefknot.methods.apt.target import Target
@@ -64,7 +64,7 @@ class Pruning:
             return 0.0
         squares, most = (
             np.square(magnitudes, dtype=np.float64),
-            self._at_place(magnitudes, lost - 1),
+            self._order_statistic(magnitudes, lost - 1),
         )
         smaller = squares[magnitudes < most]
         ties = lost - int(self.peers.total(np.array([len(smaller)]))[0])
@@ -105,7 +105,7 @@ class Pruning:
         before = [group.clusters() for group in self.groups]
 
         def fits(zeros: int) -> bool:
-            most = self._at_place(alive, zeros - 1)
+            most = self._order_statistic(alive, zeros - 1)
             for group, clusters, own in zip(self.groups, before, worth, strict=True):
                 small = own <= most
                 group.give_clusters(np.where(small, group.smallest_center(), clusters))
@@ -135,9 +135,9 @@ class Pruning:
         """Of all weights here."""
         return np.concatenate([group.magnitudes() for group in self.groups])
 
-    def _at_place(self, magnitudes: np.ndarray, place: int) -> float:
+    def _order_statistic(self, magnitudes: np.ndarray, place: int) -> float:
         """What stands at a place among these and those that the others have, if sorted."""
-        return at_place(magnitudes, place, self.peers if self.peers.several else ONE_PLACE)
+        return order_statistic(magnitudes, place, self.peers if self.peers.several else ONE_PLACE)
 
     def _total(self, numbers: np.ndarray) -> float:
         """The sum of these and those that the others have; the same for any order."""
@@ -149,7 +149,7 @@ class Pruning:
     def _size_with(self, survivors: int) -> float:
         """Prune all groups to this many survivors, and measure."""
         place = self.num_weights - survivors - 1
-        most = self._at_place(self._magnitudes(), place) if place >= 0 else 0.0
+        most = self._order_statistic(self._magnitudes(), place) if place >= 0 else 0.0
         for group, num_clusters in zip(self.groups, self.num_clusters, strict=True):
             group.part_zeros(most, num_clusters)
         return self.target.measure()

@@ -1,17 +1,18 @@
-"""Nearly uniform quantisation for an entropy coder: one number, the step, decides everything.
+"""Nearly uniform quantization for an entropy coder: one number, the step, decides everything.
 
 Takes     a tensor's values, and a step.
 Gives     indices of multiples of the step, and the value that stands for each.
 Unaware   of names, files, networks and budgets.
 
-Each value goes to the multiple k of the step with the least (w − k·step)² + price · bits(k), bits
-being −log2 of how frequent k is. The price belongs to the step: at the optimum of an entropy-coded
-quantiser the error is step²/12 and falls by a factor of 4 a bit, so a bit is worth ln 2/6 · step².
-That is right within 1 % down to one bit a weight, for Gaussian and Laplacian values alike. What is
-stored for a multiple is the mean of its bin; zero stays exactly zero. How many values there are is
-a result.
+Each value is assigned to the multiple k of the step with the least (w − k·step)² + price · bits(k),
+where bits(k) is −log2 of the frequency of k and the price is the Lagrange multiplier of the
+rate–distortion trade-off. The price follows from the step: at the optimum of an entropy-coded
+quantizer the error is step²/12 and falls by a factor of 4 per bit, so a bit is worth
+ln 2/6 · step². That is right within 1 % down to one bit per weight, for Gaussian and Laplacian
+values alike. What is stored for a multiple is the mean of its bin; zero stays exactly zero. The
+number of values is a result, not a setting.
 
-What a step would cost is read off a histogram. Everything is the same for any number of threads:
+The cost of a step is estimated from a histogram. Results do not depend on the number of threads:
 counts are integers, means are summed in the order of the elements.
 """
 
@@ -25,11 +26,11 @@ from reefknot.packing.changes import CHUNK, Loss, from_numbers, parts_of, to_num
 from reefknot.state import Codebook
 
 BIT_WORTH = math.log(2) / 6  # of a bit, in squared steps
-FINEST = 1 / 128  # the smallest step, of the root mean square: some 9 bits a weight
-COARSEST = 16.0  # a step with which next to everything is zero
+FINEST = 1 / 128  # the smallest step, relative to the root mean square: some 9 bits per weight
+COARSEST = 16.0  # a step with which nearly everything is zero
 BINS_PER_RMS = 512
-MAX_RMS = 64  # values beyond are rounded to the nearest multiple
-COARSE = 1 / 4  # from this step on frequencies count: below, the nearest multiple is the best
+DENSE_RMS = 64  # up to here every bin has a counter; the few values beyond are sorted
+COARSE = 1 / 4  # frequencies matter from this step on; below, the nearest multiple is the best
 BINS_PER_STEP = 64
 ROUNDS = 4  # of assigning and counting
 
@@ -40,47 +41,53 @@ class Histogram:
 
     size: int
     rms: float
-    counts: np.ndarray  # of 2 · MAX_RMS · BINS_PER_RMS + 1 bins; the middle one holds zero
+    bins: np.ndarray  # those that are occupied, ascending; bin 0 holds zero
+    counts: np.ndarray  # of each of them
 
     @classmethod
     def of(cls, values: np.ndarray, dtype: DType) -> "Histogram":
         """Count a tensor; all of its values are finite."""
         largest = max((float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0)
-        unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)  # in which squares are safe
+        unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)  # so that no square overflows
         total = sum(float(np.square(part / unit).sum()) for _, part in parts_of(values, dtype))
         rms = math.sqrt(total / values.size) * unit if values.size else 0.0
-        middle = MAX_RMS * BINS_PER_RMS
-        counts = np.zeros(2 * middle + 1, np.int64)
+        middle = DENSE_RMS * BINS_PER_RMS
+        dense, beyond = np.zeros(2 * middle + 1, np.int64), [np.zeros(0, np.int64)]
         for _, part in parts_of(values, dtype):
             if rms:
-                where = np.rint(np.clip(part / rms, -MAX_RMS, MAX_RMS) * BINS_PER_RMS)
-                counts += np.bincount(where.astype(np.int64) + middle, minlength=counts.size)
-        return cls(values.size, rms, counts)
+                where = np.rint(part / rms * BINS_PER_RMS).astype(np.int64)
+                far = np.abs(where) > middle
+                if far.any():
+                    beyond.append(where[far])
+                    where = where[~far]
+                dense += np.bincount(where + middle, minlength=dense.size)
+        near = np.flatnonzero(dense)
+        rare, rare_counts = np.unique(np.concatenate(beyond), return_counts=True)
+        bins = np.concatenate([near - middle, rare])
+        counts = np.concatenate([dense[near], rare_counts])
+        order = np.argsort(bins)
+        return cls(values.size, rms, bins[order], counts[order])
 
     def coarse(self, step: float) -> tuple[np.ndarray, np.ndarray]:
         """Occupied bins and their counts, no finer than needed for a step (of the rms)."""
         shift = max(0, int(math.log2(max(step * BINS_PER_RMS / BINS_PER_STEP, 1))))
-        where = np.flatnonzero(self.counts)
-        bins = np.rint((where - MAX_RMS * BINS_PER_RMS) / (1 << shift)).astype(np.int64)
-        low = int(bins[0]) if len(bins) else 0
-        summed = np.bincount(bins - low, self.counts[where])
-        occupied = np.flatnonzero(summed)
-        return (occupied + low) * ((1 << shift) / BINS_PER_RMS), summed[occupied]
+        occupied, place = np.unique(np.rint(self.bins / (1 << shift)), return_inverse=True)
+        return occupied * ((1 << shift) / BINS_PER_RMS), np.bincount(place, self.counts)
 
 
 @dataclass(frozen=True)
-class Quantiser:
-    """Which multiple of a step each value goes to, and what that costs by the histogram."""
+class Quantizer:
+    """Which multiple of a step each value is assigned to, and what that costs by the histogram."""
 
     step: float
     multiples: np.ndarray  # ascending
-    limits: np.ndarray  # between two neighbours; of a fine step not needed
-    bits: float  # order-0 entropy, a weight
+    limits: np.ndarray  # between two neighbours; not used by a fine step
+    bits: float  # per weight, by order-0 entropy
     error: float  # mean squared error over mean square
 
     @classmethod
-    def of(cls, histogram: Histogram, step: float) -> "Quantiser":
-        """The best for a step, which is in units of the root mean square."""
+    def of(cls, histogram: Histogram, step: float) -> "Quantizer":
+        """The best quantizer for a step, in units of the root mean square."""
         places, counts = histogram.coarse(step)
         if not len(places):
             return cls(step, np.zeros(1, np.int64), np.zeros(0), 0.0, 0.0)
@@ -104,7 +111,7 @@ class Quantiser:
             near = np.clip(near, self.multiples[0], self.multiples[-1])
             where = np.searchsorted(self.multiples, near)
             edges = np.concatenate([[-np.inf], self.limits, [np.inf]])
-            for _ in range(2):  # frequent ones attract: at most over two limits
+            for _ in range(2):  # frequent multiples attract values, across at most two limits
                 where += values >= edges[np.minimum(where + 1, len(edges) - 1)]
                 where -= values < edges[where]
             near = self.multiples[where].astype(np.int32)
@@ -114,8 +121,8 @@ class Quantiser:
 def _limits(chosen: np.ndarray, counts: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
     """Multiples that are the best choice somewhere, and the limits between them.
 
-    (w − k·step)² + price · bits(k) without w² is a line in w for each k: what is below all others
-    somewhere is the lower convex hull of step²·k² + price · bits(k) over k.
+    Without w², (w − k·step)² + price · bits(k) is a line in w for each k. The lines that are lowest
+    somewhere are the lower convex hull of step²·k² + price · bits(k) over k.
     """
     low = int(chosen.min())
     mass = np.bincount(chosen - low, counts)
@@ -136,16 +143,16 @@ def _limits(chosen: np.ndarray, counts: np.ndarray, step: float) -> tuple[np.nda
     return kept, np.diff(height) / (2 * step * np.diff(kept))
 
 
-def quantise(
+def quantize(
     values: np.ndarray, dtype: DType, histogram: Histogram, step: float
 ) -> tuple[Codebook, np.ndarray, Loss]:
     """A tensor as a codebook and indices, for a step in units of its root mean square."""
     loss = Loss(values, dtype)
     rms = histogram.rms or 1.0
-    quantiser = Quantiser.of(histogram, step)
+    quantizer = Quantizer.of(histogram, step)
     multiples = np.empty(values.size, np.int32)
     for at, part in parts_of(values, dtype):
-        multiples[at : at + CHUNK] = quantiser.assign(part / rms)
+        multiples[at : at + CHUNK] = quantizer.assign(part / rms)
     low = int(multiples.min())
     multiples -= low
     counts = np.zeros(int(multiples.max()) + 1, np.int64)
@@ -167,20 +174,20 @@ def quantise(
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Bits an element, of elements that occur so often."""
+    """Order-0 entropy, in bits per element, of symbols with these counts."""
     share = counts[counts > 0] / max(counts.sum(), 1)
     return max(float(-(share * np.log2(share)).sum()), 0.0)
 
 
 def rounded(values: np.ndarray, step: float) -> np.ndarray:
-    """Values with so few significant bits that the codebook is small, and the error is not felt."""
+    """Values rounded to so few significant bits that the codebook is small, and no more."""
     most = float(np.abs(values).max(initial=0.0)) / step
     bits = 5 + math.ceil(math.log2(max(most, 2)))
     return significant(values, bits)
 
 
 def significant(values: np.ndarray, bits: int) -> np.ndarray:
-    """The nearest values with so many significant bits."""
+    """The nearest values with at most so many significant bits."""
     fraction, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
