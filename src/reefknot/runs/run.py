@@ -174,6 +174,9 @@ def _train(
     notes = journal.notes
     last_saved = step or None
 
+    def validation_error() -> float:
+        return error_percent(model, *data.validation, bf16=training.bf16)
+
     def checkpoint(step: int) -> None:
         nonlocal last_saved
         for name, value in model.named_parameters():  # a buffer may hold -inf on purpose
@@ -185,21 +188,28 @@ def _train(
     try:
         with _stop_signal() as stop:
             for progress in train(
-                model, method, optimizer, batches, plan, step=step, shrink=training.shrink
+                model,
+                method,
+                optimizer,
+                batches,
+                plan,
+                step=step,
+                shrink=training.shrink,
+                bf16=training.bf16,
             ):
                 if progress.event == "leaving":
                     if not method.is_tied:
-                        notes["val_error_soft"] = error_percent(model, *data.validation)
+                        notes["val_error_soft"] = validation_error()
                 elif progress.event == "entered":
                     if method.hard:
-                        notes["val_error_hardened"] = error_percent(model, *data.validation)
+                        notes["val_error_hardened"] = validation_error()
                 else:
                     journal.add_loss(progress.loss)
                     if progress.step % training.evaluate_every == 0 or progress.step == plan.steps:
                         row = journal.measure(
                             progress.step,
                             lr=progress.lr,
-                            val_error=error_percent(model, *data.validation),
+                            val_error=validation_error(),
                             stats=method.stats(),
                         )
                         if display:
