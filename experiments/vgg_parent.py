@@ -11,6 +11,7 @@ root mean square falls with the fourth root of the number of weights.
 """
 
 import argparse
+import itertools
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ RMS, AT_WEIGHTS, EXPONENT = 0.05, 36_864, -0.25  # 0.05 for a layer of 64 x 64 f
 def balance_(model: nn.Sequential) -> None:
     """Scale each layer in front of a BatchNorm, and the statistics with it."""
     layers = list(model)
-    for layer, norm in zip(layers, layers[1:], strict=False):
+    for layer, norm in itertools.pairwise(layers):
         if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
             continue
         assert norm.running_mean is not None and norm.running_var is not None

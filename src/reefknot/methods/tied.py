@@ -117,9 +117,7 @@ class TyingMethod(Method):
                 "is sharded; train it with DistributedDataParallel, or take SparseAPT or APT"
             )
         if self.skipped:
-            log.warning(
-                "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
-            )
+            log.warning("not tied: %s", "; ".join(_by_reason(self.skipped)))
 
     def _excluded(self) -> Sequence[str] | str:
         return self.exclude
@@ -436,6 +434,17 @@ class WithoutZeroCluster(TyingMethod):
         check=are_clusters(least=1),
         kw_only=False,
     )
+
+
+_NAMED = 4  # parameters that a warning names for each reason; `skipped` has all
+
+
+def _by_reason(skipped: Mapping[str, str]) -> Iterator[str]:
+    """What is not tied, one part of a sentence for each reason."""
+    for reason in dict.fromkeys(skipped.values()):
+        names = [name for name, why in skipped.items() if why == reason]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"{', '.join(names[:_NAMED])}{more} ({reason})"
 
 
 def _patterns(patterns: Sequence[str] | str) -> list[str]:
