@@ -34,7 +34,7 @@ from reefknot.rates import rate_file, rate_paper, rate_strict
 from reefknot.runs.config import Config, read_config
 from reefknot.runs.training import error_percent
 from reefknot.shrinking.graph import dead_elements
-from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
+from reefknot.zoo import DATASETS, INPUTS, NETWORKS, Data, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[1]
@@ -80,6 +80,8 @@ BUDGETS: dict[tuple[str, str], HandMade | None] = {
     ("lenet-5-caffe", "sparse_apt-3050"): HandMade("sparse_apt-555x", 3_041, 0.63),
     ("lenet-5-caffe", "sparse_apt-1140"): HandMade("sparse_apt-1500x", 1_140, 0.90),
     ("lenet-5-caffe", "sparse_apt-1140-alone"): None,
+    ("vgg-16", "sparse_apt-645000-31"): None,
+    ("vgg-16", "sparse_apt-129000"): None,
 }
 CURVE = "byte_curve-"
 GOALS = {  # bytes and accuracy to be reached from a size alone
@@ -190,7 +192,10 @@ def small() -> str:
     found = recipes()
     for (network, _), group in _budget_rows(found):
         warped = group[0].record["data"] == "mnist-warped"
-        parents = found[network, "dense-warped" if warped else "dense"]
+        if group[0].record["dense_test_error"] is None:
+            parents = _mean(found[network, "dense-warped" if warped else "dense"], "test_error")
+        else:
+            parents = _mean(group, "dense_test_error")
         rows.append(
             [
                 network,
@@ -199,7 +204,7 @@ def small() -> str:
                 f"{_mean(group, 'test_error'):.2f}",
                 "yes" if warped else "no",
                 group[0].num_teachers or "no",
-                f"{_mean(parents, 'test_error'):.2f}",
+                f"{parents:.2f}",
                 _seeds(group),
             ]
         )
@@ -293,7 +298,7 @@ def dead() -> str:
         stored = reefknot.load(group[0].folder / "model.reef")
         model = NETWORKS[network]()
         model.load_state_dict(stored)
-        masks = dead_elements(model, torch.zeros(1, 1, 28, 28))
+        masks = dead_elements(model, torch.zeros(1, *INPUTS[network].shape))
         needed = {
             key: value.masked_fill(masks[key], 0) if key in masks else value
             for key, value in stored.items()
