@@ -62,6 +62,16 @@ PAPER = {
 }
 
 
+# VGG-16 on CIFAR-10 elsewhere: error % of the parent and of the result, non-zero %, rate.
+VGG_ELSEWHERE = {
+    "Sparse APT, K = 31 (the paper)": (7.3, 8.3, 4.6, "93 (the paper's count)"),
+    "BC-GNJ (quoted by the paper)": ("", 8.6, 6.7, "95 (the paper's count)"),
+    "BC-GHS (quoted by the paper)": ("", 9.2, 5.5, "116 (the paper's count)"),
+    "LilNetX (2023)": ("", 7.4, "", "465, without BatchNorm"),
+    "EPR (2020)": ("", 10.0, "", "590"),
+}
+
+
 class HandMade(NamedTuple):
     """A recipe of version 0.1, means of its seeds 0 to 2. Its records are in the git history."""
 
@@ -235,6 +245,27 @@ def budgets() -> str:
     return _markdown(columns, rows)
 
 
+def vgg() -> str:
+    """VGG-16: ours, each with its parent and the time it took, and others beside it."""
+    columns = (
+        "what | K | parent % | error % | above its parent | non-zero % | `rate_file` | bytes "
+        "| `rate_paper` | hours, one thread"
+    )
+    rows: list[list[Any]] = []
+    for (network, name), group in recipes().items():
+        if network == "vgg-16":
+            parent, error = (_mean(group, key) for key in ("dense_test_error", "test_error"))
+            cells = [f"`{name}`", _clusters(group), f"{parent:.2f}", f"{error:.2f}"]
+            cells += [f"{error - parent:+.2f}", f"{100 * _mean(group, 'density'):.2f}"]
+            cells += [f"{_mean(group, 'rate_file'):.0f}", f"{_mean(group, 'file_bytes'):,.0f}"]
+            cells += [f"{_mean(group, 'rate_paper'):.0f}", f"{_mean(group, 'seconds') / 3600:.1f}"]
+            rows.append(cells)
+    for what, (parent, error, nonzero, rate) in VGG_ELSEWHERE.items():
+        above = f"{error - parent:+.1f}" if parent else ""
+        rows.append([what, "", parent, error, above, nonzero, rate, "", "", ""])
+    return _markdown(columns, rows)
+
+
 def curve() -> str:
     """Error against bytes: a run for each size, one seed."""
     rows = []
@@ -341,6 +372,7 @@ MARKS = {
     "table": table,
     "budgets": budgets,
     "curve": curve,
+    "vgg": vgg,
     "goals": goals,
     "by-hand": by_hand,
     "small": small,

@@ -83,6 +83,7 @@ ROW_KEYS = {
     "spreads",
     "changed",
     "lr",
+    "step_seconds",
     "seconds",
 }
 

@@ -9,6 +9,7 @@ Unaware   of which method it runs and of how progress is shown.
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -187,6 +188,7 @@ def _train(
 
     try:
         with _stop_signal() as stop:
+            began = time.monotonic()
             for progress in train(
                 model,
                 method,
@@ -204,7 +206,7 @@ def _train(
                     if method.hard:
                         notes["val_error_hardened"] = validation_error()
                 else:
-                    journal.add_loss(progress.loss)
+                    journal.add_step(progress.loss, time.monotonic() - began)
                     if progress.step % training.evaluate_every == 0 or progress.step == plan.steps:
                         row = journal.measure(
                             progress.step,
@@ -224,6 +226,7 @@ def _train(
                     raise InterruptedRunError(
                         f"stopped after step {progress.step:,}; add --resume to continue"
                     )
+                began = time.monotonic()
     except DivergedError as error:
         where = f"step {last_saved:,} in {journal.folder}" if last_saved else "none"
         raise DivergedError(
