@@ -34,7 +34,7 @@ from reefknot.rates import rate_file, rate_paper, rate_strict
 from reefknot.runs.config import Config, read_config
 from reefknot.runs.training import error_percent
 from reefknot.shrinking.graph import dead_elements
-from reefknot.zoo import DATASETS, NETWORKS, Data, as_data, resolve
+from reefknot.zoo import DATASETS, INPUTS, NETWORKS, Data, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[1]
@@ -62,6 +62,16 @@ PAPER = {
 }
 
 
+# VGG-16 on CIFAR-10 elsewhere: error % of the parent and of the result, non-zero %, rate.
+VGG_ELSEWHERE = {
+    "Sparse APT, K = 31 (the paper)": (7.3, 8.3, 4.6, "93 (the paper's count)"),
+    "BC-GNJ (quoted by the paper)": ("", 8.6, 6.7, "95 (the paper's count)"),
+    "BC-GHS (quoted by the paper)": ("", 9.2, 5.5, "116 (the paper's count)"),
+    "LilNetX (2023)": ("", 7.4, "", "465, without BatchNorm"),
+    "EPR (2020)": ("", 10.0, "", "590"),
+}
+
+
 class HandMade(NamedTuple):
     """A recipe of version 0.1, means of its seeds 0 to 2. Its records are in the git history."""
 
@@ -80,6 +90,8 @@ BUDGETS: dict[tuple[str, str], HandMade | None] = {
     ("lenet-5-caffe", "sparse_apt-3050"): HandMade("sparse_apt-555x", 3_041, 0.63),
     ("lenet-5-caffe", "sparse_apt-1140"): HandMade("sparse_apt-1500x", 1_140, 0.90),
     ("lenet-5-caffe", "sparse_apt-1140-alone"): None,
+    ("vgg-16", "sparse_apt-645000-31"): None,
+    ("vgg-16", "sparse_apt-129000"): None,
 }
 CURVE = "byte_curve-"
 GOALS = {  # bytes and accuracy to be reached from a size alone
@@ -190,7 +202,10 @@ def small() -> str:
     found = recipes()
     for (network, _), group in _budget_rows(found):
         warped = group[0].record["data"] == "mnist-warped"
-        parents = found[network, "dense-warped" if warped else "dense"]
+        if group[0].record["dense_test_error"] is None:
+            parents = _mean(found[network, "dense-warped" if warped else "dense"], "test_error")
+        else:
+            parents = _mean(group, "dense_test_error")
         rows.append(
             [
                 network,
@@ -199,7 +214,7 @@ def small() -> str:
                 f"{_mean(group, 'test_error'):.2f}",
                 "yes" if warped else "no",
                 group[0].num_teachers or "no",
-                f"{_mean(parents, 'test_error'):.2f}",
+                f"{parents:.2f}",
                 _seeds(group),
             ]
         )
@@ -227,6 +242,27 @@ def budgets() -> str:
                 _seeds(group),
             ]
         )
+    return _markdown(columns, rows)
+
+
+def vgg() -> str:
+    """VGG-16: ours, each with its parent and the time it took, and others beside it."""
+    columns = (
+        "what | K | parent % | error % | above its parent | non-zero % | `rate_file` | bytes "
+        "| `rate_paper` | hours, one thread"
+    )
+    rows: list[list[Any]] = []
+    for (network, name), group in recipes().items():
+        if network == "vgg-16":
+            parent, error = (_mean(group, key) for key in ("dense_test_error", "test_error"))
+            cells = [f"`{name}`", _clusters(group), f"{parent:.2f}", f"{error:.2f}"]
+            cells += [f"{error - parent:+.2f}", f"{100 * _mean(group, 'density'):.2f}"]
+            cells += [f"{_mean(group, 'rate_file'):.0f}", f"{_mean(group, 'file_bytes'):,.0f}"]
+            cells += [f"{_mean(group, 'rate_paper'):.0f}", f"{_mean(group, 'seconds') / 3600:.1f}"]
+            rows.append(cells)
+    for what, (parent, error, nonzero, rate) in VGG_ELSEWHERE.items():
+        above = f"{error - parent:+.1f}" if parent else ""
+        rows.append([what, "", parent, error, above, nonzero, rate, "", "", ""])
     return _markdown(columns, rows)
 
 
@@ -293,7 +329,7 @@ def dead() -> str:
         stored = reefknot.load(group[0].folder / "model.reef")
         model = NETWORKS[network]()
         model.load_state_dict(stored)
-        masks = dead_elements(model, torch.zeros(1, 1, 28, 28))
+        masks = dead_elements(model, torch.zeros(1, *INPUTS[network].shape))
         needed = {
             key: value.masked_fill(masks[key], 0) if key in masks else value
             for key, value in stored.items()
@@ -336,6 +372,7 @@ MARKS = {
     "table": table,
     "budgets": budgets,
     "curve": curve,
+    "vgg": vgg,
     "goals": goals,
     "by-hand": by_hand,
     "small": small,

@@ -42,10 +42,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Left of the waist: makes a state. No bytes.
     "zoo": COMMON,
     "tying": {"errors", "kernels"},
-    "methods": {*DATA, "kernels", "shrinking", "tensors", "tying"},
-    "batchnorm": set(),
+    "methods": {*DATA, "batchnorm", "kernels", "shrinking", "tensors", "tying"},
+    "batchnorm": {"dtypes"},
     "shrinking": COMMON,
-    "packing": {*DATA, "files", "format", "kernels", "tensorfile", "tensors"},
+    "packing": {*DATA, "batchnorm", "files", "format", "kernels", "tensorfile", "tensors"},
     # Other languages: a module and a state, as a list of layers.
     "export": {"errors", "files", "format", "loading", "rates", "shrinking", "state"},
     # On top: puts both sides together.

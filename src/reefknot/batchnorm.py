@@ -1,7 +1,8 @@
-"""Re-estimates the running statistics of BatchNorm: after tying, the old ones do not fit.
+"""BatchNorm after its network was tied: new statistics, and the form with the fewest bytes.
 
-Takes     a model, and batches of its inputs; labels are not needed.
-Gives     the model with running means and variances of these inputs.
+Takes     a model, and batches of its inputs, without labels; or one layer.
+Gives     the model with running means and variances of these inputs; or the layer's tensors as two
+          numbers a channel, for inference.
 Unaware   of tying.
 """
 
@@ -10,11 +11,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
+from reefknot.dtypes import significant
+
 log = logging.getLogger("reefknot")
+
+SIGNIFICANT_BITS = 8  # of scales and shifts in the form for inference
 
 
 def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -43,3 +48,29 @@ def _for_inference(module: nn.Module) -> bool:
     mean, variance = module.running_mean, module.running_var
     ones = torch.full_like(mean, 1 - module.eps)
     return variance is not None and not bool(mean.any()) and torch.equal(variance, ones)
+
+
+@torch.no_grad()
+def inference_form(norm: _BatchNorm, bias: Tensor | None = None) -> dict[str, Tensor]:
+    """A layer's tensors with its statistics folded into its scale and shift.
+
+    It is the same function in evaluation, up to rounding: the mean is 0, the variance 1 - eps, and
+    scale and shift have few significant bits. With `bias`, which is added to the inputs just
+    before, the layer is that of inputs without it. A layer without statistics or without scale and
+    shift gives nothing.
+    """
+    if norm.running_mean is None or norm.running_var is None or not norm.affine:
+        return {}
+    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    scale = _rounded(scale)
+    mean = norm.running_mean.double() - (0 if bias is None else bias.double())
+    return {
+        "weight": scale.to(norm.weight),
+        "bias": _rounded(norm.bias.double() - scale * mean).to(norm.bias),
+        "running_mean": torch.zeros_like(norm.running_mean),
+        "running_var": torch.full_like(norm.running_var, 1 - norm.eps),
+    }
+
+
+def _rounded(values: Tensor) -> Tensor:
+    return torch.from_numpy(significant(values.cpu().numpy(), SIGNIFICANT_BITS)).to(values)

@@ -72,3 +72,9 @@ def is_zero(values: np.ndarray, dtype: DType) -> np.ndarray:
         return np.asarray(values == 0)
     magnitude = (1 << (8 * dtype.item_bytes - 1)) - 1
     return np.asarray((values & magnitude) == 0)
+
+
+def significant(values: np.ndarray, bits: int) -> np.ndarray:
+    """The nearest values with at most so many significant bits."""
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))

@@ -191,7 +191,9 @@ def test_how_norm_layers_are_tied_is_a_setting_as_any_other(name, tmp_path):
     config.write_text(text + "\n".join([*lines, 'norms = "kept"']))
     assert read_config(config).settings["norms"] == "kept"
     config.write_text(text + "\n".join([*lines, 'norms = "folded"']))
-    with pytest.raises(ConfigError, match="norms must be one of own, tied, kept, found 'folded'"):
+    with pytest.raises(
+        ConfigError, match="norms must be one of own, tied, kept, inference, found 'folded'"
+    ):
         read_config(config)
 
 

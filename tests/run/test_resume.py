@@ -188,6 +188,8 @@ def results(folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for timed in (record, *rows):
         del timed["seconds"]
+    for row in rows:
+        assert row.pop("step_seconds") >= 0
     return {
         "model": (folder / "model.reef").read_bytes(),
         "config": (folder / "config.toml").read_bytes(),
@@ -792,6 +794,7 @@ CRAFTED: dict[str, Callable[[Any], None]] = {
     "count negative": change("journal", "count", to=-1),
     "loss not finite": change("journal", "loss", to=float("nan")),
     "seconds endless": change("journal", "seconds", to=float("inf")),
+    "step seconds negative": change("journal", "step_seconds", to=-1.0),
 }
 
 

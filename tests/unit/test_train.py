@@ -248,6 +248,49 @@ def test_batchnorm_statistics_are_those_of_the_present_weights() -> None:
     assert not model.training
 
 
+def test_an_exact_error_needs_float64_for_doubtful_examples_only() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 10))
+    inputs, labels = torch.randn(3000, 6), torch.randint(0, 10, (3000,))
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0])
+
+    model.register_forward_pre_hook(note)
+    found = error_percent(model, inputs, labels, exact=True)
+    precise = torch.cat([x for x in seen if x.dtype == torch.float64])
+    assert 0 < len(precise) < 300
+    answers = model.double()(inputs.double()).argmax(1)
+    assert found == pytest.approx(100 * float((answers != labels).double().mean()))
+
+
+def test_in_bfloat16_layers_compute_in_it_and_weights_stay_float32() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    seen = set()
+    model[0].register_forward_hook(lambda module, args, output: seen.add(output.dtype))
+    tie = METHODS["sparse_apt"](model, num_clusters=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tie.attach(optimizer)
+    plan = Plan(steps=8, soft_steps=4, lr=0.01, hard_lr=0.01)
+    list(train(model, tie, optimizer, Batches(INPUTS / 10, LABELS, 4, 0), plan, bf16=True))
+    assert seen == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    error_percent(model, INPUTS, LABELS, bf16=True)
+    assert seen == {torch.bfloat16}
+
+
+def test_statistics_belong_to_the_last_weights() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    plan = Plan(steps=9, soft_steps=4, lr=0.01, hard_lr=0.01)
+    _, model, _ = trained(plan, model=model)
+    norm = model.get_submodule("1")
+    found = {name: value.clone() for name, value in norm.named_buffers()}
+    update_batchnorm(model, Batches(INPUTS / 10, LABELS, 4, 0).some_inputs())
+    assert all(torch.equal(found[name], value) for name, value in norm.named_buffers())
+
+
 def test_a_norm_without_statistics_is_left_alone() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
     update_batchnorm(model, Batches(INPUTS, LABELS, 4, 0).some_inputs())

@@ -255,13 +255,18 @@ class Method(ABC):
 
         `tied` maps names to (codebook, indices).
         """
+        replaced = self._replaced_values()
         for name, value in self._owned().items():
             if name in tied:
                 codebook, indices = tied[name]
                 yield TiedTensor(name, codebook, indices())
             else:
-                array = to_array(whole(local(value), value))
+                array = to_array(replaced.get(name, whole(local(value), value)))
                 yield KeptTensor(name, dtype_for(value.dtype), array, value.requires_grad)
+
+    def _replaced_values(self) -> dict[str, Tensor]:
+        """Tensors that the file has with other values than the model in training."""
+        return {}
 
     def _owned(self) -> dict[str, Tensor]:
         """The state dict without aliases."""

@@ -11,9 +11,12 @@ from functools import partial
 from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
+from reefknot.batchnorm import inference_form
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.content import Content, codebook_of, indices_of
@@ -27,6 +30,7 @@ from reefknot.methods.settings import (
     setting,
     settings_of,
 )
+from reefknot.shrinking.graph import dead_elements
 from reefknot.state import Codebook, TiedState
 from reefknot.tying.agreement import fingerprint, require_alike
 from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard
@@ -72,7 +76,9 @@ class TyingMethod(Method):
     norms: Norms = setting(
         default="own",
         doc='scales and shifts of norm layers: with a codebook of their "own" and never pruned, '
-        '"tied" with everything else, or "kept" exact',
+        '"tied" with everything else, "kept" exact, or "inference": when training ends the '
+        "statistics of BatchNorm become part of scale and shift, two numbers of 8 bits a channel, "
+        "in a file that must not be trained on",
         check=is_choice(*get_args(Norms)),
     )
 
@@ -111,9 +117,7 @@ class TyingMethod(Method):
                 "is sharded; train it with DistributedDataParallel, or take SparseAPT or APT"
             )
         if self.skipped:
-            log.warning(
-                "not tied: %s", "; ".join(f"{n} ({why})" for n, why in self.skipped.items())
-            )
+            log.warning("not tied: %s", "; ".join(_by_reason(self.skipped)))
 
     def _excluded(self) -> Sequence[str] | str:
         return self.exclude
@@ -280,7 +284,31 @@ class TyingMethod(Method):
                     "after the last optimizer step?"
                 )
             group.move_centers(self._written(group))
+        self._replace_values()
         self.detach()
+
+    def _replaced_values(self) -> dict[str, Tensor]:
+        """BatchNorm in its form for inference, if that is asked for."""
+        if self.norms != "inference":
+            return {}
+        return {
+            f"{original_name(name)}.{key}".removeprefix("."): value
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm)
+            for key, value in inference_form(module).items()
+        }
+
+    @torch.no_grad()
+    def _replace_values(self) -> None:
+        """Give the model what `_replaced_values` has for it."""
+        replaced = self._replaced_values()
+        if replaced and self.example_input is not None:
+            for name, dead in dead_elements(self.model, self.example_input).items():
+                if name in replaced and not name.endswith("running_var"):
+                    replaced[name].masked_fill_(dead, 0.0)
+        entries = self._entries()
+        for name, value in replaced.items():
+            entries[name].copy_(value)
 
     def tied_state(self) -> TiedState:
         """The current clusters, with the values that a file would hold."""
@@ -406,6 +434,17 @@ class WithoutZeroCluster(TyingMethod):
         check=are_clusters(least=1),
         kw_only=False,
     )
+
+
+_NAMED = 4  # parameters that a warning names for each reason; `skipped` has all
+
+
+def _by_reason(skipped: Mapping[str, str]) -> Iterator[str]:
+    """What is not tied, one part of a sentence for each reason."""
+    for reason in dict.fromkeys(skipped.values()):
+        names = [name for name, why in skipped.items() if why == reason]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"{', '.join(names[:_NAMED])}{more} ({reason})"
 
 
 def _patterns(patterns: Sequence[str] | str) -> list[str]:

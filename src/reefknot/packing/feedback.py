@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reefknot.packing.quantizer import BIT_WORTH, significant
+from reefknot.dtypes import significant
+from reefknot.packing.quantizer import BIT_WORTH
 
 BLOCK = 128  # columns whose errors are propagated together
 MOST = 1000  # the largest multiple

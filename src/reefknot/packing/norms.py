@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from reefknot.packing.quantizer import significant
+from reefknot.batchnorm import inference_form
 
-SIGNIFICANT_BITS = 8
 FLOOR = 1e-3  # of the mean variance over channels; added to both sides of a ratio of variances
 
 
@@ -59,19 +58,7 @@ def make_canonical(norm: _BatchNorm, bias: nn.Parameter | None) -> None:
     `bias` is added to its inputs just before; it becomes 0. The result must neither be trained
     further nor have its statistics estimated again.
     """
-    if norm.running_mean is None or norm.running_var is None or not norm.affine:
-        return
-    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    scale = _rounded(scale)
-    mean = norm.running_mean.double() - (0 if bias is None else bias.double())
-    shift = _rounded(norm.bias.double() - scale * mean)
-    norm.weight.copy_(scale)
-    norm.bias.copy_(shift)
-    norm.running_mean.zero_()
-    norm.running_var.fill_(1 - norm.eps)
-    if bias is not None:
-        bias.zero_()
-
-
-def _rounded(values: Tensor) -> Tensor:
-    return torch.from_numpy(significant(values.numpy(), SIGNIFICANT_BITS))
+    for name, values in inference_form(norm, bias).items():
+        getattr(norm, name).copy_(values)
+        if bias is not None:
+            bias.zero_()

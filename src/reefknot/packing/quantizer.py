@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reefknot.dtypes import DType, is_zero
+from reefknot.dtypes import DType, is_zero, significant
 from reefknot.packing.changes import CHUNK, Loss, from_numbers, parts_of, to_numbers
 from reefknot.state import Codebook
 
@@ -184,12 +184,6 @@ def rounded(values: np.ndarray, step: float) -> np.ndarray:
     most = float(np.abs(values).max(initial=0.0)) / step
     bits = 5 + math.ceil(math.log2(max(most, 2)))
     return significant(values, bits)
-
-
-def significant(values: np.ndarray, bits: int) -> np.ndarray:
-    """The nearest values with at most so many significant bits."""
-    fraction, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
 
 
 def codebook_of(values: np.ndarray, dtype: DType) -> tuple[Codebook, np.ndarray]:

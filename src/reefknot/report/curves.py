@@ -1,7 +1,7 @@
 """Curves: what changes over the steps of a run.
 
 Takes     its metrics, line by line as they were written.
-Gives     figures of losses, error, size, assignments and the paths of the centers.
+Gives     figures of losses, error, time, size, assignments and the paths of the centers.
 Paper     figure 2 (losses and errors), appendix (centers, assignments).
 Unaware   of the state that the run ended with, and of the page.
 """
@@ -158,7 +158,7 @@ def _share(value: float) -> str:
 
 
 def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -> list[Figure]:
-    """The curves of a run: losses and error; where it tied, size and how assignments settle."""
+    """The curves of a run: losses, error, time; where it tied, size and how assignments settle."""
     if not metrics:
         return []
     found = [
@@ -174,6 +174,16 @@ def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -
     ]
     if tied:
         found += _tying(metrics, file_bytes)
+    found.append(
+        _curve(
+            metrics,
+            "step_seconds",
+            "Time of a step",
+            "milliseconds, means since the last measurement",
+            shown=lambda v: plain(v, 3),
+            factor=1000.0,
+        )
+    )
     return [figure for figure in found if figure]
 
 

@@ -54,6 +54,7 @@ class Training:
     threads: int = 0
     progressive_resizing: Sequence[tuple[float, int]] = field(default_factory=list)
     shrink: bool = False  # do not compute dead units: cheaper steps, other rounding
+    bf16: bool = False  # compute in bfloat16 (torch.autocast); weights stay float32
 
 
 @dataclass(frozen=True)

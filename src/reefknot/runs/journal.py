@@ -33,6 +33,7 @@ class Journal:
         self.path = folder / "metrics.jsonl"
         self.notes: dict[str, float] = dict(saved["notes"]) if saved else {}
         self._loss: float = saved["loss"] if saved else 0.0
+        self._step_seconds: float = saved["step_seconds"] if saved else 0.0
         self._count: int = saved["count"] if saved else 0
         self._seconds_before = saved["seconds"] if saved else 0.0
         self._began = time.monotonic()
@@ -42,7 +43,8 @@ class Journal:
     @staticmethod
     def mistakes(saved: dict[str, Any]) -> Iterator[str]:
         """What is wrong with a saved journal."""
-        kinds = {"notes": dict, "loss": float, "count": int, "seconds": float, "rows": Tensor}
+        times = {"seconds": float, "step_seconds": float}
+        kinds = {"notes": dict, "loss": float, "count": int, **times, "rows": Tensor}
         if {key: type(value) for key, value in saved.items()} != kinds:
             yield "its journal has other entries than a run saves"
             return
@@ -50,7 +52,7 @@ class Journal:
             yield "the notes of its journal are no numbers"
         if saved["rows"].dtype != torch.uint8 or saved["rows"].dim() != 1:
             yield "the rows of its journal are no text"
-        if saved["count"] < 0 or not 0 <= saved["seconds"] < float("inf"):
+        if saved["count"] < 0 or not all(0 <= saved[key] < float("inf") for key in times):
             yield "its journal has a negative or endless count"
         if not math.isfinite(saved["loss"]):
             yield "the loss of its journal is not finite"
@@ -60,21 +62,23 @@ class Journal:
         """The time spent, including what was spent before interruptions."""
         return self._seconds_before + time.monotonic() - self._began
 
-    def add_loss(self, loss: float) -> None:
-        """Add the data loss of one step to the mean."""
+    def add_step(self, loss: float, seconds: float) -> None:
+        """Add the data loss and the time of one step to the means."""
         self._loss, self._count = self._loss + loss, self._count + 1
+        self._step_seconds += seconds
 
     def measure(self, step: int, *, lr: float, val_error: float, stats: dict[str, Any]) -> Record:
-        """Write one row: the mean data loss since the last row, and the current measurements."""
+        """Write one row: means over the steps since the last row, and the current measurements."""
         row = {
             **stats,
             "step": step,
             "lr": lr,
             "loss": self._loss / max(self._count, 1),
             "val_error": val_error,
+            "step_seconds": round(self._step_seconds / max(self._count, 1), 6),
             "seconds": round(self.seconds, 3),
         }
-        self._loss, self._count = 0.0, 0
+        self._loss, self._step_seconds, self._count = 0.0, 0.0, 0
         text = (json.dumps(row) + "\n").encode()
         self._rows += text
         try:
@@ -89,6 +93,7 @@ class Journal:
         return {
             "notes": dict(self.notes),
             "loss": self._loss,
+            "step_seconds": self._step_seconds,
             "count": self._count,
             "seconds": self.seconds,
             "rows": torch.from_numpy(np.array(self._rows, np.uint8)),

@@ -9,6 +9,7 @@ Unaware   of which method it runs and of how progress is shown.
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -174,6 +175,9 @@ def _train(
     notes = journal.notes
     last_saved = step or None
 
+    def validation_error() -> float:
+        return error_percent(model, *data.validation, bf16=training.bf16)
+
     def checkpoint(step: int) -> None:
         nonlocal last_saved
         for name, value in model.named_parameters():  # a buffer may hold -inf on purpose
@@ -184,22 +188,30 @@ def _train(
 
     try:
         with _stop_signal() as stop:
+            began = time.monotonic()
             for progress in train(
-                model, method, optimizer, batches, plan, step=step, shrink=training.shrink
+                model,
+                method,
+                optimizer,
+                batches,
+                plan,
+                step=step,
+                shrink=training.shrink,
+                bf16=training.bf16,
             ):
                 if progress.event == "leaving":
                     if not method.is_tied:
-                        notes["val_error_soft"] = error_percent(model, *data.validation)
+                        notes["val_error_soft"] = validation_error()
                 elif progress.event == "entered":
                     if method.hard:
-                        notes["val_error_hardened"] = error_percent(model, *data.validation)
+                        notes["val_error_hardened"] = validation_error()
                 else:
-                    journal.add_loss(progress.loss)
+                    journal.add_step(progress.loss, time.monotonic() - began)
                     if progress.step % training.evaluate_every == 0 or progress.step == plan.steps:
                         row = journal.measure(
                             progress.step,
                             lr=progress.lr,
-                            val_error=error_percent(model, *data.validation),
+                            val_error=validation_error(),
                             stats=method.stats(),
                         )
                         if display:
@@ -214,6 +226,7 @@ def _train(
                     raise InterruptedRunError(
                         f"stopped after step {progress.step:,}; add --resume to continue"
                     )
+                began = time.monotonic()
     except DivergedError as error:
         where = f"step {last_saved:,} in {journal.folder}" if last_saved else "none"
         raise DivergedError(

@@ -92,10 +92,13 @@ def train(
     *,
     step: int = 0,
     shrink: bool = False,
+    bf16: bool = False,
 ) -> Iterator[Progress]:
     """Train, continuing after `step` completed steps, until the method is hardened.
 
-    With `shrink`, units that are dead because of fixed zeros are not computed.
+    With `shrink`, units that are dead because of fixed zeros are not computed. With `bf16` the
+    network computes in bfloat16. Statistics of BatchNorm are estimated again when the weights have
+    moved to other values, and at the end.
     """
     loss = lr = math.nan
     phase = method.stats()["phase"]
@@ -109,12 +112,13 @@ def train(
         if due is not None:
             yield Progress("leaving", step, loss, lr, phase)
             due()
-            with blamed_on("estimating batch-norm statistics"):
-                update_batchnorm(model, batches.some_inputs())
+            _renew_statistics(model, batches, bf16)
             phase = method.stats()["phase"]
             network = _narrowed(model, method, batches) if shrink else model
             yield Progress("entered", step, loss, lr, phase)
         if step >= plan.steps:
+            if method.is_tied:
+                _renew_statistics(model, batches, bf16)
             return
         lr = plan.lr_at(step, method)
         for group in optimizer.param_groups:
@@ -122,7 +126,9 @@ def train(
         with blamed_on(f"step {step + 1:,}"):
             inputs, labels = batches[step]
             optimizer.zero_grad()
-            objective = cross_entropy(network(inputs), labels)
+            with reduced_precision(inputs, bf16):
+                outputs = network(inputs)
+            objective = cross_entropy(outputs.float() if bf16 else outputs, labels)
             objective.backward()
         loss = objective.item()
         if not loss <= MAX_LOSS:  # true for NaN, too
@@ -133,6 +139,19 @@ def train(
             raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
         yield Progress("step", step, loss, lr, phase)
+
+
+def reduced_precision(inputs: Tensor, bf16: bool) -> torch.autocast:
+    """Around a forward pass: layers compute in bfloat16, if asked for."""
+    return torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16)
+
+
+def _renew_statistics(model: nn.Module, batches: Batches, bf16: bool) -> None:
+    with (
+        blamed_on("estimating batch-norm statistics"),
+        reduced_precision(batches.inputs, bf16),
+    ):
+        update_batchnorm(model, batches.some_inputs())
 
 
 def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[Tensor], Tensor]:
@@ -158,21 +177,39 @@ def blamed_on(what: str) -> Iterator[None]:
         raise UserCodeError(f"{what} failed with {type(error).__name__}: {reason}") from error
 
 
+# Float32 may be off by this share of the outputs' spread, and by far less in practice.
+_DOUBTFUL = 1e-2
+
+
 def error_percent(
-    model: nn.Module, inputs: Tensor, labels: Tensor, *, exact: bool = False
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, exact: bool = False, bf16: bool = False
 ) -> float:
     """The error rate of the model on these examples, in percent.
 
-    With `exact` it is computed in float64, so that the count is the same on every machine.
+    With `exact` the count is that of float64, and so the same on every machine: examples whose two
+    largest outputs nearly agree in float32 are computed again. With `bf16` the network computes in
+    bfloat16, as it does in training.
     """
     wrong = 0
     with torch.no_grad(), blamed_on("evaluating the network"):
-        if exact:
-            model = copy.deepcopy(model).double()
+        precise = copy.deepcopy(model).double().eval() if exact else None
         was_training = model.training
         model.eval()
         for x, y in zip(inputs.split(1000), labels.split(1000), strict=True):
-            outputs = model(x.double() if exact else x)
-            wrong += int((outputs.argmax(1) != y).sum())
+            with reduced_precision(x, bf16):
+                outputs = model(x)
+            found = outputs.argmax(1)
+            if precise is not None and bool((doubtful := _doubtful(outputs)).any()):
+                found[doubtful] = precise(x[doubtful].double()).argmax(1)
+            wrong += int((found != y).sum())
     model.train(was_training)
     return 100 * wrong / len(labels)
+
+
+def _doubtful(outputs: Tensor) -> Tensor:
+    """Examples whose largest output another one could be, but for rounding."""
+    if outputs.shape[1] < 2:
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
+    first, second = outputs.topk(2, 1).values.unbind(1)
+    clear = first - second > _DOUBTFUL * (first - outputs.amin(1))
+    return ~clear  # true for NaN, too

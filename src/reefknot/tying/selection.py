@@ -28,7 +28,7 @@ NETWORK = "network"
 TENSOR = "tensor"
 NORMS = "norms"  # the group of the norm layers
 
-Norms = Literal["own", "tied", "kept"]
+Norms = Literal["own", "tied", "kept", "inference"]
 NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -89,7 +89,7 @@ def select(
     """Choose what to tie; a shared parameter counts once, under the first of its names.
 
     Norm layers are recognised by their type. Depending on `norms` they share a codebook of their
-    own, whatever the scope, are tied with everything else, or are kept exactly.
+    own, whatever the scope, are tied with everything else, or are left out.
     """
     include, exclude = list(include), list(exclude)
     named = [
@@ -108,7 +108,7 @@ def select(
         key = _group_of(name, scope)
         if reason is None and key is None:
             reason = "in no group of the scope"
-        if reason is None and parameter in of_norms and norms == "kept":
+        if reason is None and parameter in of_norms and norms in ("kept", "inference"):
             reason = "of a norm layer, which are kept"
         if parameter in of_norms:
             key = NORMS

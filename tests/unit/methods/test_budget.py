@@ -266,6 +266,50 @@ def test_norm_layers_are_tied_but_not_pruned():
     assert len(model[1].weight.unique()) <= 9
 
 
+def batch_normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 60), nn.BatchNorm1d(60), nn.ReLU(), nn.Linear(60, 3))
+
+
+def test_batchnorm_for_inference_is_the_same_function_in_few_bytes_and_counts(tmp_path):
+    for norms, target in (("inference", 400), ("kept", 1_100)):
+        model, optimizer, tie = started(batch_normed, target_bytes=target, norms=norms)
+        go(model, optimizer, 200)
+        model.eval()
+        before = model(INPUTS)
+        norm = model[1]
+        scale = norm.weight.detach().double() / (norm.running_var.double() + norm.eps).sqrt()
+        state = tie.finish()
+        assert 0.9 * target < len(encode(state)) <= target
+        save(state, tmp_path / f"{norms}.reef")
+        again = batch_normed().eval()
+        again.load_state_dict(load(tmp_path / f"{norms}.reef"))
+        assert torch.equal(again(INPUTS), model(INPUTS))
+        change = (model(INPUTS) - before).norm() / before.norm()
+        assert change < 2**-7
+        if norms == "inference":
+            assert not norm.running_mean.any()
+            assert torch.equal(norm.running_var, torch.full((60,), 1 - norm.eps))
+            assert ((norm.weight.double() / scale - 1).abs() <= 2**-8).all()
+            bits = norm.bias.detach().numpy().view("<u4")
+            assert not (bits & 0xFFFF).any()  # at most 8 significant bits
+
+
+def test_dead_channels_of_a_batchnorm_for_inference_are_zero():
+    torch.manual_seed(0)
+    model = batch_normed()
+    settings = {"target_bytes": 300, "steps": 200, "norms": "inference"}
+    tie = SparseAPT(model, example_input=INPUTS[:1], **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tie.attach(optimizer)
+    go(model, optimizer, 200)
+    tie.finish()
+    unused = ~model[3].weight.any(0)
+    assert unused.any()
+    assert not model[1].weight[unused].any() and not model[1].bias[unused].any()
+    assert model[1].weight[~unused].any()
+
+
 # -- what can go wrong ----------------------------------------------------------------------
 
 

@@ -99,6 +99,7 @@ def _metrics() -> list[dict[str, Any]]:
                 "counts": {"network": [3, 100, 5]},
                 "spreads": {"network": [0.02, 0.0, None]},
                 "changed": 0.1 / (n + 1),
+                "step_seconds": 0.02 / (n + 1),
                 "seconds": 1.5 * n,
             }
         )
@@ -135,7 +136,7 @@ def test_errors_stand_in_the_order_of_the_stages() -> None:
 
 def test_every_drawing_is_valid_xml_with_a_label() -> None:
     drawings = re.findall(r"<svg.*?</svg>", render(RECORD, _metrics(), _state(), ""), re.DOTALL)
-    assert len(drawings) == 8  # six curves, the centers, the bars
+    assert len(drawings) == 9  # seven curves, the centers, the bars
     for drawing in drawings:
         root = ET.fromstring(drawing)
         assert root.get("role") == "img"

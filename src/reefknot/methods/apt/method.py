@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from reefknot.dtypes import significant
 from reefknot.errors import ReefknotError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.apt.budget import Begin, lr_factor, phases_for
@@ -37,7 +38,7 @@ from reefknot.tying.saved import saved_count, saved_number
 NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's: defaults without budget
 FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # if K is chosen: the first and the largest
 MOST_VALUES = 256  # of a group that is already tied
-_CENTER_BITS = 7  # of each center's mantissa that are written with a budget
+_CENTER_BITS = 8  # significant bits of each center in the file, with a budget
 _WITHOUT_BUDGET = {
     "tying_strength": None,
     "l1_strength": None,
@@ -218,9 +219,7 @@ class _ParameterTying(TiedWeights):
     def _written(self, group: Group) -> np.ndarray:
         if self.pruning is None:
             return super()._written(group)
-        mantissa, exponent = np.frexp(group.centers)  # 0.5 <= |mantissa| < 1
-        whole = np.round(np.ldexp(mantissa, _CENTER_BITS + 1))
-        return np.ldexp(whole, exponent - _CENTER_BITS - 1)
+        return significant(group.centers, _CENTER_BITS)
 
     # -- reading and saving -----------------------------------------------------------------
 
