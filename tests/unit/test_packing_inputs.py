@@ -401,6 +401,33 @@ def test_a_state_dict_has_no_inputs(tmp_path):
         reefknot.pack(model.state_dict(), tmp_path / "m.reef", bits=2, inputs=batches)
 
 
+class Turned(nn.Module):
+    """A layer whose weight is (in, out), as in GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(0.2 * torch.randn(48, 32)),
+            nn.Parameter(torch.zeros(32)),
+        )
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_a_weight_that_is_stored_turned_is_packed_as_if_it_were_not():
+    torch.manual_seed(0)
+    turned, plain = Turned(), nn.Linear(48, 32)
+    with torch.no_grad():
+        plain.weight.copy_(turned.weight.T)
+        plain.bias.copy_(turned.bias)
+    batches = [(correlated(400, 48),)]
+    results = [Packer(m, batches, Settings(), 0.05).at(1e-5)[0] for m in (turned, plain)]
+    assert torch.equal(results[0].weight.T, results[1].weight)
+    assert torch.allclose(results[0].bias, results[1].bias, atol=1e-5)
+    assert not torch.equal(results[0].weight, turned.weight)
+
+
 class Beside(nn.Module):
     """A layer whose outputs are a small part of what goes on."""
 

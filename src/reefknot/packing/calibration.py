@@ -32,8 +32,13 @@ class Site:
     first_row: int = 0
     rows: int = 0
     groups: int = 1
+    transposed: bool = False  # the weight is (in, out), all of it
     norm: _BatchNorm | None = None  # instead of a weight
     after: str = ""  # of a norm: the weight whose products are directly its inputs
+
+    def rows_of(self, weight: Tensor) -> Tensor:
+        """The part of the weight that is multiplied, (out, ...): a view."""
+        return weight.T if self.transposed else weight[self.first_row :][: self.rows]
 
 
 class Moments:
@@ -132,6 +137,8 @@ class Watch(TorchDispatchMode):
         if weight.dim() == 2 and matrix.shape[0] == width and matrix.stride() == (1, width):
             first = (matrix.storage_offset() - weight.storage_offset()) // width
             self._on_site(Site(name, first, matrix.shape[1]), lambda: inputs[:, None])
+        elif matrix.shape == weight.shape and matrix.stride() == (width, 1):
+            self._on_site(Site(name, 0, width, transposed=True), lambda: inputs[:, None])
 
     def _convolution(
         self, inputs: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int

@@ -68,7 +68,8 @@ class Packer:
                     renew(site.norm, self._statistics[site.name], found)
             elif self._is_packed(site.name):
                 moments = self._moments(site, network, sites, original, twins)
-                whole = site.rows == len(self.model.get_parameter(site.name))
+                weight = self.model.get_parameter(site.name)
+                whole = site.rows_of(weight).numel() == weight.numel()
                 if moments.second.any() or not whole:  # zeros do not tell which errors matter
                     change = self._pack_site(network.model, site, moments, price)
                     changes[site.name] = _joined(changes.get(site.name), change)
@@ -94,7 +95,7 @@ class Packer:
             if (site.name, site.first_row) not in self._sensitivities and self._is_packed(
                 site.name
             ):
-                rows = weights[site.name].detach()[site.first_row :][: site.rows]
+                rows = site.rows_of(weights[site.name].detach())
                 self._sensitivities[site.name, site.first_row] = measure.of(rows)
         for site in self._sites:
             if site.norm is not None:
@@ -110,8 +111,8 @@ class Packer:
     ) -> Moments:
         """The moments of a site's inputs, in the packed and in the original network."""
         twin = twins[sites.index(site)]
-        weights = original.model.get_parameter(site.name)[site.first_row :][: site.rows]
-        found = Moments(weights.detach().flatten(1).unflatten(0, (site.groups, -1)))
+        weights = site.rows_of(original.model.get_parameter(site.name).detach())
+        found = Moments(weights.flatten(1).unflatten(0, (site.groups, -1)))
         for inputs, originals in zip(
             network.inputs(site, sites, self.positions),
             original.inputs(twin, twins, self.positions),
@@ -123,11 +124,12 @@ class Packer:
 
     def _pack_site(self, model: nn.Module, site: Site, moments: Moments, price: float) -> Change:
         weight = model.get_parameter(site.name)
-        rows = weight[site.first_row : site.first_row + site.rows].flatten(1)
+        place = site.rows_of(weight)
+        rows = place.flatten(1)
         second, mean = moments.second, moments.first
         parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
         worth = self._worth(site, moments)
-        loss = Loss(rows.numpy(), DTYPES["F32"])
+        loss = Loss(rows.contiguous().numpy(), DTYPES["F32"])
         counts = np.zeros(1, np.int64)
         lacking = moments.damping()
         aims, result = compensating(parts, second, moments.cross, lacking), torch.empty_like(parts)
@@ -137,16 +139,13 @@ class Packer:
             result[group] = torch.from_numpy(matrix.values())
             counts = counts + matrix.counts()
         bias = _bias_of(model, site.name)
-        if bias is not None and len(bias) == weight.shape[0]:
+        if bias is not None and len(bias) == (site.rows if site.transposed else len(weight)):
             wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
             got = torch.bmm(result, mean[:, :, None]).flatten()
             bias[site.first_row : site.first_row + site.rows] += wanted - got
         before = rows.double().numpy().ravel().copy()
-        weight[site.first_row : site.first_row + site.rows] = (
-            result.view_as(weight[site.first_row : site.first_row + site.rows])
-            .to(self.model.get_parameter(site.name).dtype)
-            .float()
-        )
+        kind = self.model.get_parameter(site.name).dtype
+        place.copy_(result.view_as(place).to(kind).float())
         loss.add(before, result.double().numpy().ravel())
         change = loss.change(site.name, f"tied to {int((counts > 0).sum()):,} values")
         return replace(change, bits=entropy(counts))
