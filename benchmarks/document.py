@@ -202,6 +202,37 @@ def packing_vgg(result):
     )  # fmt: skip
 
 
+def packing_shipped(rows):
+    """At the change of outputs of the others, the bytes of a budget: interpolated on logarithmic axes."""
+    cells = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        own = [row for row in rows if row["network"] == network]
+        curves = [
+            sorted((row["change"], row["bytes"]) for row in own if row["way"].startswith(kind))
+            for kind in ("--bits", "inputs")
+        ]
+        for row in own:
+            if row["way"].startswith(("--clusters", "int8")):
+                found = [_bytes_at(curve, row["change"]) for curve in curves]
+                name = row["way"] if row["way"].startswith("int8") else f"`{row['way']}`"
+                cells.append([
+                    network, name, f"{row['change']:.4f}", f"{row['bytes']:,}",
+                    *("" if size is None else f"{size:,.0f} ({size / row['bytes']:.2f})" for size in found),
+                ])  # fmt: skip
+    titles = ["network", "way", "change of outputs", "bytes", "budget, no data", "budget, inputs"]
+    return markdown(titles, cells)
+
+
+def _bytes_at(curve, change):
+    """Between the two nearest points (change, bytes) that are the smallest with at most their change."""
+    best = [(c, size) for c, size in curve if size == min(s for d, s in curve if d <= c)]
+    for (c, size), (d, more) in zip(best[1:], best):
+        if d <= change <= c:
+            share = math.log(change / d) / math.log(c / d)
+            return more * (size / more) ** share
+    return None
+
+
 def shrink(result):
     cells = []
     for row in result["rows"]:
@@ -293,6 +324,7 @@ def filled(text):
         ("packing", packing),
         ("shrink", shrink),
         ("packing_vgg", packing_vgg),
+        ("packing_shipped", packing_shipped),
         ("low_bit", low_bit),
         ("scaling", scaling),
         ("ddp", ddp),
