@@ -318,7 +318,7 @@ def test_the_phases_of_a_budget_are_named_and_the_last_one_is_shaded() -> None:
     ]
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     drawings = [drawing for drawing in drawings if ">sparsify<" in drawing]
-    assert len(drawings) == 7
+    assert len(drawings) == 8
     for drawing in drawings:
         assert ">commit<" in drawing
         assert ">frozen<" in drawing  # short, but there is room in the margin
@@ -337,7 +337,7 @@ def test_a_record_from_before_there_were_phases_reads_soft_and_hard_tying() -> N
     lines = [{**line, "phase": "hard" if line["step"] > 98 else "soft"} for line in _budget()]
     drawings = re.findall(r"<svg.*?</svg>", render({}, lines, None, ""), re.DOTALL)
     named = [">hard tying<" in drawing for drawing in drawings if ">soft tying<" in drawing]
-    assert len(named) == 7
+    assert len(named) == 8
     assert all(named)
     assert "phases: soft tying, hard tying (shaded)." in _page({}, lines).text
 
