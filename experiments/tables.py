@@ -30,7 +30,7 @@ import reefknot
 from experiments.run import jobs
 from reefknot.format import encode, open_state
 from reefknot.methods.settings import settings_of
-from reefknot.rates import rate_file, rate_paper, rate_strict
+from reefknot.rates import rate_file, rate_live, rate_paper, rate_strict
 from reefknot.runs.config import Config, read_config
 from reefknot.runs.training import error_percent
 from reefknot.shrinking.graph import dead_elements
@@ -319,6 +319,25 @@ def _budget_rows(
     return ((key, found[key]) for key in BUDGETS if key in found)
 
 
+def live() -> str:
+    """The rates of the paper's rows without dead rows and columns, as Markdown."""
+    rows = []
+    for (network, name), group in recipes().items():
+        if group[0].row not in PAPER or (network, name) in BUDGETS or name.startswith(CURVE):
+            continue
+        states = [open_state(run.folder / "model.reef") for run in group]
+        rows.append(
+            [
+                network,
+                name,
+                PAPER[group[0].row][2],
+                f"{_mean(group, 'rate_paper'):.0f}",
+                f"{fmean(map(rate_live, states)):.0f}",
+            ]
+        )
+    return _markdown("network | recipe | rate, paper | `rate_paper` | `rate_live`", rows)
+
+
 def dead() -> str:
     """The share of dead weights of sparse APT, and the size of files without them."""
     shares, savings = [], []
@@ -375,6 +394,7 @@ MARKS = {
     "goals": goals,
     "by-hand": by_hand,
     "small": small,
+    "live": live,
     "dead": dead,
     "settings": settings,
 }

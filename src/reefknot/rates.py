@@ -2,8 +2,8 @@
 
 Takes     a `TiedState`, or the counts of its values while it is still training.
 Gives     `rate_file` (real bytes), `rate_fixed` (equation 2), `rate_paper` (CSR and Huffman),
-          `rate_strict` (the same with raw row pointers and biases), and `predicted_bytes`, an
-          estimate for progress bars.
+          `rate_strict` (the same with raw row pointers and biases), `rate_live` (the same without
+          dead rows and columns), and `predicted_bytes`, an estimate for progress bars.
 Paper     equation 2, and the "maximum compression rate" of its Table 1.
 Unaware   of how a `.reef` file is coded: `rate_file` is told the size.
 
@@ -12,6 +12,7 @@ Only `rate_file` is about real bytes on disk; the others make published figures 
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,6 +57,15 @@ def rate_strict(state: TiedState) -> float:
     return rate_of(state, strict_bits(state))
 
 
+def rate_live(state: TiedState) -> float:
+    """As `rate_paper`, but without the rows and columns of weights that are all zero.
+
+    Which ones they are takes one bit for each row and each column. A column of a convolution is an
+    input channel. Tensors with scales are counted as they are.
+    """
+    return rate_of(state, live_bits(state))
+
+
 def fixed_bits(state: TiedState) -> float:
     """The bits that `rate_fixed` divides by."""
     bits = float(_kept_bits(state))
@@ -89,6 +99,20 @@ def strict_bits(state: TiedState) -> int:
             symbols = _Symbols([tensor], codebook.zeros)
             bits += symbols.entry_bits() + ROW_POINTER_BITS * (tensor.shape[0] + 1)
     return bits
+
+
+def live_bits(state: TiedState) -> int:
+    """The bits that `rate_live` divides by."""
+    tensors, marks = list(state.tensors), 0
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, TiedTensor) or tensor.scales or len(tensor.shape) < 2:
+            continue
+        alive = ~state.codebooks[tensor.codebook].zeros[tensor.indices]
+        alive = alive.any(axis=tuple(range(2, alive.ndim)))
+        rows, columns = alive.any(1), alive.any(0)
+        tensors[number] = replace(tensor, indices=tensor.indices[rows][:, columns])
+        marks += len(rows) + len(columns)
+    return paper_bits(replace(state, tensors=tuple(tensors))) + marks
 
 
 def predicted_bytes(counts: Iterable[np.ndarray], codebook_bytes: int, kept_bytes: int) -> int:

@@ -9,6 +9,7 @@ from reefknot.rates import (
     predicted_bytes,
     rate_file,
     rate_fixed,
+    rate_live,
     rate_paper,
     rate_strict,
     strict_bits,
@@ -103,14 +104,31 @@ def test_rate_strict_gives_convolutions_a_longer_span_and_counts_kept_tensors():
     assert 103 * 32 / rate_strict(state) == pytest.approx(7 + 13 + 2 * 32 + 128 + 3 * 32)
 
 
-@pytest.mark.parametrize("rate", [rate_fixed, rate_paper, rate_strict])
+def test_rate_live_leaves_out_dead_rows_and_columns_for_a_bit_each():
+    whole = np.zeros((5, 7), np.uint8)
+    whole[np.ix_([1, 4], [0, 3, 6])] = [[1, 2, 1], [2, 0, 1]]
+    small = whole[np.ix_([1, 4], [0, 3, 6])]
+    marks = 5 + 7
+    bits = 6 * 32 / rate_paper(state_of(w=small))
+    assert 35 * 32 / rate_live(state_of(w=whole)) == pytest.approx(bits + marks)
+
+
+def test_rate_live_counts_input_channels_of_convolutions_as_columns():
+    whole = np.zeros((3, 4, 2, 2), np.uint8)
+    whole[2, 1, 0, 1] = whole[0, 3, 1, 1] = 1
+    small = whole[np.ix_([0, 2], [1, 3])]
+    bits = 16 * 32 / rate_paper(state_of(w=small))
+    assert 48 * 32 / rate_live(state_of(w=whole)) == pytest.approx(bits + 3 + 4)
+
+
+@pytest.mark.parametrize("rate", [rate_fixed, rate_live, rate_paper, rate_strict])
 def test_states_without_codebook_have_rate_one(rate):
     assert rate(TiedState((), (KeptTensor("k", F32, np.ones((2, 3), "<f4")),))) == 1.0
     assert rate(TiedState((), ())) == 1.0
     assert rate(TiedState((), (KeptTensor("k", F32, np.ones((0, 3), "<f4")),))) == 1.0
 
 
-@pytest.mark.parametrize("rate", [rate_fixed, rate_paper, rate_strict])
+@pytest.mark.parametrize("rate", [rate_fixed, rate_live, rate_paper, rate_strict])
 def test_empty_scalar_and_all_zero_tensors_have_a_rate(rate):
     state = state_of(empty=np.zeros((3, 0), int), none=np.zeros(0, int), scalar=3, zeros=[[0, 0]])
     assert 0 < rate(state) < math.inf
