@@ -160,22 +160,24 @@ def pack_memory(folder, megabytes=500, tensors=10):
             file.write(np.random.default_rng(seed).standard_normal(each, np.float32).tobytes())
     code = (
         "import sys, time; from reefknot.packing.pack import pack; from reefknot.packing.clustering import Settings\n"
-        "start = time.time(); p = pack(sys.argv[1], sys.argv[1] + '.reef', "
-        "Settings(num_clusters=int(sys.argv[2]) or None), force=True)\n"
+        "from reefknot.packing.budget import Budget\n"
+        "start, bits = time.time(), float(sys.argv[3])\n"
+        "p = pack(sys.argv[1], sys.argv[1] + '.reef', Settings(num_clusters=int(sys.argv[2]) or None), force=True, "
+        "budget=Budget(bits=bits) if bits else None)\n"
         "status = open('/proc/self/status').read()\n"  # ru_maxrss would count this process too
         "peak = int(status.split('VmHWM:')[1].split()[0]) * 1024\n"
-        "print(p.file_bytes, peak, time.time() - start)"
+        "print(p.file_bytes, peak, time.time() - start, time.process_time())"
     )
     rows = []
-    for clusters in (0, 16):
+    for way, clusters, bits in (("lossless", 0, 0), ("16 clusters", 16, 0), ("4 bits a weight", 0, 4)):
         output = subprocess.run(
-            [sys.executable, "-c", code, path, str(clusters)], check=True, capture_output=True, text=True,
+            [sys.executable, "-c", code, path, str(clusters), str(bits)], check=True, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         ).stdout.split()  # fmt: skip
         peak, allowed = int(output[1]), 2.5 * 4 * each + 300e6
         rows.append({
-            "clusters": clusters or "lossless", "file bytes": int(output[0]), "peak MB": peak / 1e6,
-            "allowed MB": allowed / 1e6, "seconds": float(output[2]),
+            "clusters": way, "file bytes": int(output[0]), "peak MB": peak / 1e6,
+            "allowed MB": allowed / 1e6, "seconds": float(output[2]), "CPU seconds": float(output[3]),
         })  # fmt: skip
     path.unlink()
     Path(f"{path}.reef").unlink()
