@@ -61,6 +61,7 @@ bench: .bench/ready
 	.bench/bin/python benchmarks/shrink.py experiments/records/*sparse_apt*seed0/model.reef \
 	    --json benchmarks/results/shrink.json
 	.bench/bin/python benchmarks/scaling.py --json benchmarks/results/scaling.json
+	.bench/bin/python benchmarks/large.py --json benchmarks/results/large.json
 	.bench/bin/python benchmarks/ddp.py --json benchmarks/results/ddp.json
 	.bench/bin/python benchmarks/document.py
 

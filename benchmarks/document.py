@@ -310,6 +310,13 @@ def ddp(result):
     ])  # fmt: skip
 
 
+def large(result):
+    return markdown(
+        [f"VGG-16, 15 million weights, threads: {result['threads']}", "seconds"],
+        [[what, f"{seconds:.2f}"] for what, seconds in result["seconds"].items()],
+    )
+
+
 def main():
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text()))
@@ -328,6 +335,7 @@ def filled(text):
         ("low_bit", low_bit),
         ("scaling", scaling),
         ("ddp", ddp),
+        ("large", large),
     ):
         path = RESULTS / f"{name}.json"
         if not path.exists() or f"<!-- {name} -->" not in text:

@@ -38,6 +38,7 @@ from reefknot.zoo import DATASETS, INPUTS, NETWORKS, Data, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[1]
+VGG_RUNS = RECORDS / "figures" / "vgg-16.json"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "method.md")
 
 # Table 1 of the paper: error %, non-zero %, "max. compression rate".
@@ -265,6 +266,27 @@ def vgg() -> str:
     return _markdown(columns, rows)
 
 
+def vgg_runs() -> str:
+    """How the runs of VGG-16 went, row by row; a step's time includes measuring and refits."""
+    if not VGG_RUNS.exists():
+        return "(no records yet)"
+    columns = (
+        "recipe | steps | phase | seconds a step | non-zero % | K | predicted bytes "
+        "| validation error %"
+    )
+    rows: list[list[Any]] = []
+    for recipe, lines in sorted(json.loads(VGG_RUNS.read_text()).items()):
+        before = {"step": 0, "seconds": 0.0}
+        for line in lines:
+            steps = line["step"] - before["step"]
+            each = (line["seconds"] - before["seconds"]) / steps
+            cells = [f"`{recipe}`", f"{line['step']:,}", line["phase"], f"{each:.2f}"]
+            cells += [f"{100 * line['density']:.2f}", line["num_clusters"]]
+            rows.append([*cells, f"{line['predicted_bytes']:,}", f"{line['val_error']:.2f}"])
+            before = line
+    return _markdown(columns, rows)
+
+
 def curve() -> str:
     """Error against bytes: a run for each size, one seed."""
     rows = []
@@ -391,6 +413,7 @@ MARKS = {
     "budgets": budgets,
     "curve": curve,
     "vgg": vgg,
+    "vgg-runs": vgg_runs,
     "goals": goals,
     "by-hand": by_hand,
     "small": small,
