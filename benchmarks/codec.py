@@ -169,7 +169,11 @@ def pack_memory(folder, megabytes=500, tensors=10):
         "print(p.file_bytes, peak, time.time() - start, time.process_time())"
     )
     rows = []
-    for way, clusters, bits in (("lossless", 0, 0), ("16 clusters", 16, 0), ("4 bits a weight", 0, 4)):
+    for way, clusters, bits in (
+        ("lossless", 0, 0),
+        ("16 clusters", 16, 0),
+        ("4 bits a weight", 0, 4),
+    ):
         output = subprocess.run(
             [sys.executable, "-c", code, path, str(clusters), str(bits)], check=True, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
