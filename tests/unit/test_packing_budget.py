@@ -1,5 +1,9 @@
 """One budget for a whole checkpoint: the quantizer, its allocation, the size of the file."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,6 +157,25 @@ def test_a_plan_gives_the_same_file_again(tmp_path, checkpoint):
     for name in "ab":
         pack(checkpoint[0], tmp_path / name, budget=Budget(bits=2.5))
         files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("budget", ["bits=2.5", "error=0.1"])
+def test_the_file_is_the_same_for_any_number_of_threads(tmp_path, checkpoint, budget):
+    code = (
+        "import sys; from reefknot.packing.pack import pack\n"
+        "from reefknot.packing.budget import Budget\n"
+        f"pack(sys.argv[1], sys.argv[2], budget=Budget({budget}))"
+    )
+    files = []
+    for threads in "14":
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+        environment = os.environ | dict.fromkeys(names, threads)
+        path = tmp_path / f"{threads}.reef"
+        subprocess.run(
+            [sys.executable, "-c", code, checkpoint[0], path], env=environment, check=True
+        )
+        files.append(path.read_bytes())
     assert files[0] == files[1]
 
 

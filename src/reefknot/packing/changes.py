@@ -78,8 +78,9 @@ class Loss:
         """Add some elements."""
         before = before / self._unit
         away = np.abs(after / self._unit - before)
-        self._lost += float(away @ away)
-        self._norm += float(before @ before)
+        # Not by BLAS, whose order of summation depends on the number of threads.
+        self._lost += float(np.square(away).sum())
+        self._norm += float(np.square(before).sum())
         self._largest = max(self._largest, float(away.max()))
 
     def change(self, name: str, done: str) -> Change:

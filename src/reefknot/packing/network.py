@@ -83,6 +83,20 @@ class Packer:
                 changes[name] = self._pack_alone(name, weight, price)
         return packed, changes
 
+    def typical_cost(self) -> float:
+        """What it costs to lose a weight, the geometric mean over all that are packed."""
+        if not self._sites:
+            self._look()
+        logs, count = 0.0, 0
+        for (name, first), sensitivity in self._sensitivities.items():
+            site = next((s for s in self._sites if (s.name, s.first_row) == (name, first)), None)
+            weight = self.model.get_parameter(name).detach()
+            rows = site.rows_of(weight) if site else weight
+            lost = sensitivity * float(rows.double().square().mean()) / rows.numel()
+            logs += rows.numel() * math.log(max(lost, 1e-30))
+            count += rows.numel()
+        return math.exp(logs / max(count, 1))
+
     def _look(self) -> None:
         """Measure the inputs of the original network's norm layers, and what its weights do."""
         ready = _ready(self.model)
