@@ -220,6 +220,8 @@ def packing_shipped(rows):
                     *("" if size is None else f"{size:,.0f} ({size / row['bytes']:.2f})" for size in found),
                 ])  # fmt: skip
     titles = ["network", "way", "change of outputs", "bytes", "budget, no data", "budget, inputs"]
+    if not any(row[-1] for row in cells):
+        titles, cells = titles[:-1], [row[:-1] for row in cells]
     return markdown(titles, cells)
 
 

@@ -34,7 +34,7 @@ DAMPING, RANDOM_DAMPING = 0.05, 0.2  # with inputs, with random ones
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
 HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
-LOWER_PRICE = 1 / 8  # than theory says for a size: inputs are correlated, errors are compensated
+FIRST_PRICE = 1 / 60  # relative to theory: inputs are correlated, and errors are compensated
 
 OnProgress = Callable[[int, int], None]
 
@@ -181,11 +181,9 @@ class _Search:
         return packed.outputs.relative_error
 
     def _first_price(self) -> float:
-        """By theory: the error of each weight costs price / (2 ln 2), and falls by 4 per bit."""
-        if self._limit is None:
-            return 2 * math.log(2) * self._error**2 / self._elements
-        bits = 8 * self._limit / self._elements
-        return 2 * math.log(2) * self._packer.typical_cost() * 4.0**-bits * LOWER_PRICE
+        bits = 8 * self._limit / self._elements if self._limit else -math.log2(self._error)
+        layers = sum(1 for p in self._packer.model.parameters() if p.dim() > 1)
+        return 2 * math.log(2) * layers * 4.0**-bits * FIRST_PRICE / self._elements
 
     def _next_price(self) -> float:
         """Interpolated between the nearest points on either side, or extrapolated."""

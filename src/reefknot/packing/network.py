@@ -28,7 +28,6 @@ from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
-from reefknot.packing.sensitivity import Sensitivity
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
@@ -47,7 +46,6 @@ class Packer:
     on_site: Callable[[int, int], None] = lambda done, total: None
     _statistics: dict[str, Statistics] = field(default_factory=dict)
     _sites: list[Site] = field(default_factory=list)
-    _sensitivities: dict[tuple[str, int], float] = field(default_factory=dict)
 
     @torch.no_grad()
     def at(self, price: float) -> tuple[nn.Module, dict[str, Change]]:
@@ -83,34 +81,10 @@ class Packer:
                 changes[name] = self._pack_alone(name, weight, price)
         return packed, changes
 
-    def typical_cost(self) -> float:
-        """What it costs to lose a weight, the geometric mean over all that are packed."""
-        if not self._sites:
-            self._look()
-        logs, count = 0.0, 0
-        for (name, first), sensitivity in self._sensitivities.items():
-            site = next((s for s in self._sites if (s.name, s.first_row) == (name, first)), None)
-            weight = self.model.get_parameter(name).detach()
-            rows = site.rows_of(weight) if site else weight
-            lost = sensitivity * float(rows.double().square().mean()) / rows.numel()
-            logs += rows.numel() * math.log(max(lost, 1e-30))
-            count += rows.numel()
-        return math.exp(logs / max(count, 1))
-
     def _look(self) -> None:
-        """Measure the inputs of the original network's norm layers, and what its weights do."""
-        ready = _ready(self.model)
-        network = Network(ready, list(self.batches))
+        """Measure the inputs of the original network's norm layers."""
+        network = Network(_ready(self.model), list(self.batches))
         self._sites = network.sites()
-        measure, weights = Sensitivity(ready, self.batches), dict(ready.named_parameters())
-        products = [site for site in self._sites if site.norm is None]
-        whole = [Site(name, 0, len(w)) for name, w in weights.items() if w.dim() > 1]
-        for site in [*products, *whole]:
-            if (site.name, site.first_row) not in self._sensitivities and self._is_packed(
-                site.name
-            ):
-                rows = site.rows_of(weights[site.name].detach())
-                self._sensitivities[site.name, site.first_row] = measure.of(rows)
         for site in self._sites:
             if site.norm is not None:
                 inputs = network.inputs(site, self._sites, self.positions)
@@ -125,14 +99,15 @@ class Packer:
     ) -> Moments:
         """The moments of a site's inputs, in the packed and in the original network."""
         twin = twins[sites.index(site)]
-        weights = site.rows_of(original.model.get_parameter(site.name).detach())
-        found = Moments(weights.flatten(1).unflatten(0, (site.groups, -1)))
+        found: Moments | None = None
         for inputs, originals in zip(
             network.inputs(site, sites, self.positions),
             original.inputs(twin, twins, self.positions),
             strict=True,
         ):
+            found = found or Moments(*inputs.shape[1:])
             found.add(inputs, originals)
+        assert found is not None
         found.finish()
         return found
 
@@ -142,14 +117,13 @@ class Packer:
         rows = place.flatten(1)
         second, mean = moments.second, moments.first
         parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
-        worth = self._worth(site, moments)
+        centered = second - mean[:, :, None] * mean[:, None, :]
+        variance = float((torch.bmm(parts, centered) * parts).sum().clamp(min=1e-30))
         loss = Loss(rows.contiguous().numpy(), DTYPES["F32"])
         counts = np.zeros(1, np.int64)
-        lacking = moments.damping()
-        aims, result = compensating(parts, second, moments.cross, lacking), torch.empty_like(parts)
+        aims, result = compensating(parts, second, moments.cross), torch.empty_like(parts)
         for group in range(site.groups):
-            damping = max(self.damping, float(lacking[group]))
-            matrix = feedback(aims[group].numpy(), second[group], worth, price, damping)
+            matrix = feedback(aims[group].numpy(), second[group], variance, price, self.damping)
             result[group] = torch.from_numpy(matrix.values())
             counts = counts + matrix.counts()
         bias = _bias_of(model, site.name)
@@ -164,20 +138,11 @@ class Packer:
         change = loss.change(site.name, f"tied to {int((counts > 0).sum()):,} values")
         return replace(change, bits=entropy(counts))
 
-    def _worth(self, site: Site, moments: Moments) -> float:
-        """What a squared error of 1 in one output of a site costs.
-
-        So much that noise in its weights costs what it was found to do to the network's outputs.
-        """
-        power = site.rows / site.groups * float(moments.second.diagonal(dim1=1, dim2=2).sum())
-        return self._sensitivities[site.name, site.first_row] / max(power, 1e-30)
-
     def _pack_alone(self, name: str, weight: Tensor, price: float) -> Change:
         original = self.model.get_parameter(name)
         values, dtype = to_array(original), dtype_for(original.dtype)
         histogram = Histogram.of(values, dtype)
-        worth = self._sensitivities[name, 0] * histogram.rms**2 / values.size
-        step = math.sqrt(price / (BIT_WORTH * max(worth, 1e-30)))
+        step = math.sqrt(price * values.size / BIT_WORTH)  # the whole tensor's error counts as 1
         book, indices, loss = quantize(values, dtype, histogram, min(max(step, FINEST), COARSEST))
         weight.copy_(to_tensor(book.values[indices], dtype))
         change = loss.change(name, f"tied to {len(book):,} values")
