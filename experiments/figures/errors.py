@@ -83,12 +83,11 @@ def _draw_t(ax: Any, rows: list[dict[str, Any]], theme: Theme) -> None:
 
 
 def by_t(rows: list[dict[str, Any]]) -> dict[int, dict[int, float]]:
-    """For each K the least error of each interval, over the strengths."""
+    """For each K the error of each interval."""
     table: dict[int, dict[int, float]] = {}
     for row in rows:
         if row["hard"] is not None:
-            own = table.setdefault(row["num_clusters"], {})
-            own[row["refit_every"]] = min(row["hard"], own.get(row["refit_every"], 100.0))
+            table.setdefault(row["num_clusters"], {})[row["refit_every"]] = row["hard"]
     return {k: dict(sorted(own.items())) for k, own in sorted(table.items())}
 
 

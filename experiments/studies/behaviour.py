@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.studies import training
 from experiments.studies.training import (
     Trained,
     lenet_300_100,
@@ -88,4 +89,4 @@ def _look(progress: Progress, found: Trained, losses: list[float]) -> dict[str, 
 
 def data(done: dict[str, Any]) -> dict[str, Any]:
     """Both runs as they are."""
-    return {"settings": shortened(SETTINGS), "runs": done}
+    return {"settings": shortened(SETTINGS, training.SHORTER), "runs": done}

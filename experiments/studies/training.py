@@ -47,15 +47,18 @@ def trained(
     table: Mapping[str, Any],
     *,
     test: bool = False,
+    shorter: int = 1,
     watch: Watch | None = None,
     prepare: Callable[[Parts], None] | None = None,
 ) -> Trained:
     """Train as the table says. `watch` is called at every step and around every change of phase.
 
+    `shorter` divides all numbers of steps, for the runs of a search.
+
     Errors: "soft" before weights are tied, "hardened" right after, "hard" at the end, on validation
     images; the first and the last also on test images, if asked ("test_soft", "test_hard").
     """
-    config = make_config(shortened(table))
+    config = make_config(shortened(table, SHORTER * shorter))
     parts = build(config)
     parts.method.attach(parts.optimizer)
     if prepare:
@@ -64,7 +67,10 @@ def trained(
     batches = Batches(
         *parts.data.train, config.training.batch_size, config.seed, parts.data.augment
     )
-    for progress in train(parts.model, parts.method, parts.optimizer, batches, config.plan):
+    bf16 = config.training.bf16
+    for progress in train(
+        parts.model, parts.method, parts.optimizer, batches, config.plan, bf16=bf16
+    ):
         if progress.event == "leaving":
             _measure(found, "soft", test)
         elif progress.event == "entered":
@@ -84,14 +90,14 @@ def _measure(found: Trained, when: str, test: bool) -> None:
         found.errors[f"test_{when}"] = error_percent(found.model, *data.test, exact=True)
 
 
-def shortened(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table for a trial: fewer steps, everything else as it is."""
+def shortened(table: Mapping[str, Any], divisor: int) -> dict[str, Any]:
+    """The table of a shorter run: fewer steps, everything else as it is."""
     changed: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            changed[key] = shortened(value)
+            changed[key] = shortened(value, divisor)
         elif key in _STEPS and value:
-            changed[key] = scaled(value)
+            changed[key] = max(1, value // divisor)
         else:
             changed[key] = value
     return changed

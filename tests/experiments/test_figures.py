@@ -80,14 +80,13 @@ def test_a_front_has_the_runs_that_nothing_beats() -> None:
     assert pareto.error_at(rows, 0.25) is None
 
 
-def test_errors_over_k_are_of_the_seeds_and_those_over_t_of_the_better_strength() -> None:
+def test_errors_over_k_are_of_the_seeds_and_those_over_t_of_runs_that_ended() -> None:
     seed = {"num_clusters": 4, "test": True, "hard": 2.0, "test_soft": 1.5, "test_hard": 2.5}
     search = {"num_clusters": 4, "test": False, "hard": 1.0}
     assert errors.by_k([search, seed, seed | {"test_hard": 3.5}]) == {
         4: {"test_soft": [1.5, 1.5], "test_hard": [2.5, 3.5]}
     }
     rows = [
-        {"num_clusters": 2, "refit_every": 1_000, "hard": 9.0},
         {"num_clusters": 2, "refit_every": 1_000, "hard": 7.0},
         {"num_clusters": 2, "refit_every": 1, "hard": 8.0},
         {"num_clusters": 2, "refit_every": 1, "hard": None},

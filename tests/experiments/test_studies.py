@@ -112,12 +112,12 @@ def test_the_fully_connected_network_takes_the_strengths_of_the_local_one() -> N
     assert {case["title"] for case in first.values() if case["test"]} == {"none"}
     done = {name: {"val_error": 2.0} for name in first}
     done["lenet-5-local-apt-search-0.001"]["val_error"] = 1.0
-    done["lenet-5-local-l1-search-1e-06"]["val_error"] = None  # diverged
+    done["lenet-5-local-l2-search-1e-05"]["val_error"] = None  # diverged
     after = generalisation.cases(done)
     assert after["lenet-5-full-apt-16"]["settings"] == {"tying_strength": 1e-3}
-    assert after["lenet-5-full-l1"]["settings"] == {"l1_strength": 1e-5}
+    assert after["lenet-5-full-l2"]["settings"] == {"l2_strength": 1e-4}
     tested = [name for name, case in after.items() if case["test"]]
-    assert len(tested) == 3 + 7 + 5  # convolutional; local; fully connected
+    assert len(tested) == 3 + 7 + 3  # convolutional; local; fully connected
     assert {after[name]["title"] for name in tested if "caffe" in name} == {"none", "l1", "l2"}
 
 
@@ -225,9 +225,8 @@ def test_a_run_is_measured_around_its_phases_and_on_test_images_only_if_asked() 
     assert {key: tested[key] for key in found.errors} == found.errors
 
 
-def test_a_trial_has_fewer_steps_and_nothing_else_is_changed(monkeypatch) -> None:
-    monkeypatch.setattr(training, "SHORTER", 5)
-    short = training.shortened(table())
+def test_a_shorter_run_has_fewer_steps_and_nothing_else_is_changed() -> None:
+    short = training.shortened(table(), 5)
     assert short["training"] == table()["training"] | {"soft_steps": 4, "hard_steps": 1}
     assert short["settings"] == {"num_clusters": 4, "refit_every": 2}
     assert short["optimizer"] == table()["optimizer"]
