@@ -10,12 +10,11 @@ This is a search, so it uses no test data.
 
 from typing import Any
 
-from experiments.studies.training import lenet_300_100, parent_of, trained
+from experiments.studies.training import SGD, lenet_300_100, parent_of, trained
 
 MINUTES = 1.6
 SOFT_STEPS, HARD_STEPS = 30_000, 10_000
 STRENGTHS = (2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
-SGD = {"name": "sgd", "lr": 0.05, "decay": "cosine", "options": {"momentum": 0.9}}
 SERIES = {
     "k17": ("sparse_apt", {"num_clusters": 17, "tying_strength": 1e-3}, STRENGTHS),
     "k9": ("sparse_apt", {"num_clusters": 9, "tying_strength": 1e-3}, STRENGTHS),

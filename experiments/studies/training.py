@@ -23,6 +23,12 @@ from reefknot.zoo import NETWORKS
 
 RECORDS = Path(__file__).parents[1] / "records"
 SHORTER = 1  # the divisor of all numbers of steps, for a trial
+SGD = {
+    "name": "sgd",
+    "lr": 0.05,
+    "decay": "cosine",
+    "options": {"momentum": 0.9, "fused": True},
+}
 _STEPS = ("soft_steps", "hard_steps", "refit_every", "prune_at")
 
 
