@@ -209,7 +209,7 @@ def packing_shipped(rows):
         own = [row for row in rows if row["network"] == network]
         curves = [
             sorted((row["change"], row["bytes"]) for row in own if row["way"].startswith(kind))
-            for kind in ("--bits", "inputs")
+            for kind in ("--bits", "random", "inputs")
         ]
         for row in own:
             if row["way"].startswith(("--clusters", "int8")):
@@ -219,9 +219,7 @@ def packing_shipped(rows):
                     network, name, f"{row['change']:.4f}", f"{row['bytes']:,}",
                     *("" if size is None else f"{size:,.0f} ({size / row['bytes']:.2f})" for size in found),
                 ])  # fmt: skip
-    titles = ["network", "way", "change of outputs", "bytes", "budget, no data", "budget, inputs"]
-    if not any(row[-1] for row in cells):
-        titles, cells = titles[:-1], [row[:-1] for row in cells]
+    titles = ["network", "way", "change of outputs", "bytes", "no data", "random inputs", "inputs"]
     return markdown(titles, cells)
 
 

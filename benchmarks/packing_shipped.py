@@ -4,8 +4,8 @@
 
 FOLDER holds the wheels; `shipped.py` says which, and what the inputs are. Rows: `--clusters`, k-means with the
 same number of values for every tensor; 8-bit integers with a scale per row, under zstd -19; `--bits`, one budget
-without data; and one pass with unlabelled inputs at one price of a bit (`reefknot.pack(..., inputs=...)` finds the
-price for a budget in several such passes). The change is the relative error of all outputs together, on inputs that
+without data; and one pass with random inputs or with unlabelled ones at one price of a bit (`reefknot.pack(...,
+example_input=...)` or `inputs=...` finds the price for a budget in several such passes). The change is the relative error of all outputs together, on inputs that
 packing has not seen. Rows are added to the JSON file one by one; those it has already are not measured again.
 """
 
@@ -22,13 +22,14 @@ from shipped import NETWORKS
 import reefknot
 from reefknot.packing.budget import MIN_SIZE
 from reefknot.packing.clustering import Settings
-from reefknot.packing.models import DAMPING
+from reefknot.packing.inputs import random_batches
+from reefknot.packing.models import DAMPING, RANDOM_DAMPING
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import change_of_outputs
 
 CLUSTERS = (16, 64, 256)
 BITS = (1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
-FIRST_PRICE, APART = 2.0**-20, 2.0**4
+FIRST_PRICE, LEAST_PRICE, APART = 2.0**-24, 2.0**-45, 2.0**4
 
 
 class Table:
@@ -74,6 +75,10 @@ def integers(model):
     return sum(len(pack(b"".join(a.tobytes() for a in part))) for part in (codes, rest)), packed
 
 
+def arguments(batch):
+    return batch if isinstance(batch, dict | tuple | list) else (batch,)
+
+
 def loaded(model, path):
     packed = copy.deepcopy(model)
     packed.load_state_dict(reefknot.load(path))
@@ -95,21 +100,26 @@ def measure(name, model, tests, inputs, table, path):
             add(way, size, loaded(model, path))
     if not table.has(name, "int8, zstd"):
         add("int8, zstd", *integers(model))
-    packer = Packer(model, inputs, Settings(min_size=MIN_SIZE), DAMPING)
-
-    def with_inputs(price):
-        if not table.has(name, way := f"inputs, price {price:.3g}"):
-            result = packer.at(price)[0].state_dict()
-            size = reefknot.save(reefknot.cluster(result), path)
-            add(way, size, loaded(model, path))
-
     others = table.changes(name, "--clusters") + table.changes(name, "int8")
-    with_inputs(low := FIRST_PRICE)
-    while min(table.changes(name, "inputs")) > min(others) and low > 1e-15:
-        with_inputs(low := low / APART)
-    high = FIRST_PRICE
-    while max(table.changes(name, "inputs")) < max(others) and high < 1:
-        with_inputs(high := high * APART)
+    for kind, batches, damping in (
+        ("inputs", inputs, DAMPING),
+        ("random", random_batches(model, arguments(inputs[0])), RANDOM_DAMPING),
+    ):
+        packer = Packer(model, batches, Settings(min_size=MIN_SIZE), damping)
+        packer.weigh(FIRST_PRICE)
+
+        def at(price, kind=kind, packer=packer):
+            if not table.has(name, way := f"{kind}, price {price:.3g}"):
+                result = packer.at(price)[0].state_dict()
+                size = reefknot.save(reefknot.cluster(result), path)
+                add(way, size, loaded(model, path))
+
+        at(low := FIRST_PRICE)
+        while min(table.changes(name, kind)) > min(others) and low > LEAST_PRICE:
+            at(low := low / APART)
+        high = FIRST_PRICE
+        while max(table.changes(name, kind)) < max(others) and high < 1:
+            at(high := high * APART)
     for bits in BITS:
         if not table.has(name, way := f"--bits {bits}"):
             size = reefknot.pack(model, path, bits=bits).file_bytes

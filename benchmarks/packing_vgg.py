@@ -1,6 +1,6 @@
 """VGG-16 on CIFAR-10, packed with 1,000 unlabelled images and no training.
 
-    python benchmarks/packing_vgg.py PARENT.safetensors [--draws 0 1 2] [--prices 1.9e-8] [--images 1000]
+    python benchmarks/packing_vgg.py PARENT.safetensors [--draws 0 1 2] [--prices 1.2e-8] [--images 1000]
                                      [--validation] [--folder FOLDER] [--json FILE]
 
 For each draw of training images (labels are not used) and each price of a bit: the file, everything
@@ -50,6 +50,7 @@ def drawn(data, draw, count):
 def row(model, part, images, draw, price, folder):
     start = time.time()
     packer = Packer(model, list(images.split(64)), Settings(), DAMPING, for_inference=True)
+    packer.weigh(price)
     packed, _ = packer.at(price)
     path = folder / f"vgg-16-{draw}-{price:g}.reef"
     file_bytes = reefknot.save(reefknot.cluster(packed.state_dict()), path)
@@ -70,7 +71,7 @@ def main():
     )
     parser.add_argument("parent", type=Path)
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--prices", type=float, nargs="+", default=[1.9e-8])
+    parser.add_argument("--prices", type=float, nargs="+", default=[1.2e-8])
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument(
         "--validation",

@@ -12,7 +12,8 @@ import reefknot
 from reefknot.errors import ConfigError, UserCodeError
 from reefknot.packing.calibration import Moments, Network, patches, sampled
 from reefknot.packing.clustering import Settings
-from reefknot.packing.feedback import compensating, feedback
+from reefknot.packing.feedback import MOST, _bits, compensating, feedback
+from reefknot.packing.harm import Harm
 from reefknot.packing.inputs import natural, random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.norms import Statistics, make_canonical, renew
@@ -36,7 +37,7 @@ def test_the_error_of_feedback_is_that_of_the_outputs():
     inputs, weights = correlated(2000, 64), torch.randn(40, 64, generator=seeded())
     moments = inputs.T @ inputs / len(inputs)
     variance = float((inputs @ weights.T).var(0).sum())
-    fed = feedback(weights.numpy(), moments.clone(), variance, 1e-6, damping=0.0)
+    fed = feedback(weights.numpy(), moments.clone(), 1 / variance, 1e-6, damping=0.0)
     off = inputs @ (torch.from_numpy(fed.values()) - weights).T
     assert fed.error == pytest.approx(float(off.square().mean(0).sum()) / variance, rel=1e-3)
 
@@ -45,7 +46,7 @@ def test_feedback_beats_rounding_with_the_same_step_and_pays_fewer_bits():
     inputs, weights = correlated(2000, 64), torch.randn(40, 64, generator=seeded())
     moments = inputs.T @ inputs / len(inputs)
     variance = float((inputs @ weights.T).var(0).sum())
-    fed = feedback(weights.numpy(), moments.clone(), variance, 1e-5, damping=0.01)
+    fed = feedback(weights.numpy(), moments.clone(), 1 / variance, 1e-5, damping=0.01)
     near = torch.round(weights / fed.step) * fed.step
     rounded = float((inputs @ (near - weights).T).square().mean(0).sum()) / variance
     assert fed.error < 0.5 * rounded
@@ -56,9 +57,25 @@ def test_a_dearer_bit_gives_fewer_bits_and_more_error():
     inputs, weights = correlated(2000, 64), torch.randn(40, 64, generator=seeded())
     moments, found = inputs.T @ inputs / len(inputs), []
     for price in (1e-6, 1e-5, 1e-4):
-        fed = feedback(weights.numpy(), moments.clone(), 1000.0, price, damping=0.01)
+        fed = feedback(weights.numpy(), moments.clone(), 1e-3, price, damping=0.01)
         found.append((fed.error, -np.count_nonzero(fed.multiples)))
     assert found == sorted(found)
+
+
+def test_weights_far_beyond_the_others_keep_their_size_at_fine_steps():
+    weights = torch.randn(40, 64, generator=seeded())
+    weights[3, 5], weights[7, 9] = 40, -60  # the finest step is rms / 128
+    fed = feedback(weights.numpy(), torch.eye(64), 1.0, 1e-12, damping=0.0)
+    assert np.abs(fed.values() - weights.numpy()).max() <= 0.51 * fed.step
+
+
+def test_multiples_that_were_not_seen_cost_what_their_neighbours_cost():
+    known = np.zeros((1, 1000), np.int16)
+    known[0, :600] = np.repeat([-1, 1, 40, 42], 150)
+    bits = dict(zip(range(-MOST, MOST + 1), _bits(known), strict=True))
+    assert bits[0] < bits[1] == bits[-1] < bits[41] == pytest.approx(bits[40], abs=0.3)
+    assert bits[41] < bits[20] - 5
+    assert np.isfinite(_bits(np.zeros((2, 2), np.int16))).all()
 
 
 def test_inputs_that_are_always_zero_break_nothing():
@@ -154,14 +171,26 @@ def test_inputs_of_a_site_are_those_of_its_module(make):
 
 def test_moments_are_those_of_all_inputs():
     x, y = torch.randn(2, 50, 2, 5, generator=seeded())
-    moments = Moments(2, 5)
+    weights = torch.randn(2, 3, 5, generator=seeded(1))
+    moments = Moments(weights)
     for part, twin in zip(x.split(20), y.split(20), strict=True):
         moments.add(part, twin)
     moments.finish()
     assert torch.allclose(moments.second[1], x[:, 1].T @ x[:, 1] / 50, atol=1e-4)
-    assert torch.allclose(moments.cross[0], y[:, 0].T @ x[:, 0] / 50, atol=1e-4)
+    assert torch.allclose(moments.cross[0], weights[0] @ y[:, 0].T @ x[:, 0] / 50, atol=1e-4)
     assert torch.allclose(moments.first, x.mean(0), atol=1e-4)
     assert torch.allclose(moments.original_first, y.mean(0), atol=1e-4)
+
+
+def test_few_inputs_need_more_damping():
+    found = []
+    for count in (20, 200, 20_000):
+        x = torch.randn(count, 1, 64, generator=seeded()) * torch.linspace(0.2, 2, 64)
+        moments = Moments(torch.ones(1, 1, 64))
+        moments.add(x, x)
+        moments.finish()
+        found.append(float(moments.damping()))
+    assert found[0] > 1 > found[1] > 0.1 > found[2]
 
 
 def test_a_layer_undoes_errors_in_front_of_it():
@@ -170,13 +199,14 @@ def test_a_layer_undoes_errors_in_front_of_it():
         torch.randn(1, 4, 8, generator=seeded(1)),
     )
     y = 0.5 * x  # what a packed network made of it
-    moments = Moments(1, 8)
+    moments = Moments(weights)
     moments.add(y, x)
     moments.finish()
-    aims = compensating(weights, moments.second, moments.cross)
+    aims = compensating(weights, moments.second, moments.cross, torch.zeros(1))
     # Twice as large would undo all of it; the ridge leaves 1 / (1 + 0.2) of the way there.
     assert torch.allclose(aims, weights * (1 + 1 / 1.2), rtol=0.1, atol=0.05)
-    same = compensating(weights, moments.second, moments.second)
+    outputs = torch.bmm(weights, moments.second)
+    same = compensating(weights, moments.second, outputs, torch.zeros(1))
     assert torch.allclose(same, weights)
 
 
@@ -216,6 +246,63 @@ def test_new_statistics_for_a_network_packed_for_inference_are_warned_of(caplog)
     make_canonical(model[1], model[0].bias)
     reefknot.update_batchnorm(model, batches)
     assert "packed for inference" in caplog.text
+
+
+# -- what an error does to the outputs -----------------------------------------------------------
+
+
+def test_harm_is_the_change_of_the_outputs_and_leaves_the_model_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30, bias=False)).eval()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(400, 50, generator=seeded())
+    measure = Harm(model, [(part,) for part in x.split(100)])
+    # All outputs are 3/4 of what they were: they lose a sixteenth of their square.
+    assert measure.of({"1.weight": 0.75 * model[1].weight}) == pytest.approx(1 / 16, rel=1e-5)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_what_batchnorm_undoes_does_no_harm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, eps=1e-12), nn.Linear(6, 3)).eval()
+    before = copy.deepcopy(model.state_dict())
+    measure = Harm(model, [torch.randn(64, 8, generator=seeded())])
+    assert measure.of({"0.weight": 3 * model[0].weight, "0.bias": model[0].bias + 1}) < 1e-10
+    assert measure.of({"2.weight": 0 * model[2].weight}) > 0.1
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not model[1].training
+    assert model[1].track_running_stats
+
+
+def test_a_layer_that_the_outputs_hardly_depend_on_gets_fewer_bits():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), Beside(0.05), nn.Linear(64, 64)).eval()
+    batches = [(torch.randn(100, 64, generator=seeded(n)),) for n in range(4)]
+    packer = Packer(model, batches, Settings(), 0.05)
+    _, plain = packer.at(1e-6)
+    packer.weigh(1e-6)
+    _, changes = packer.at(1e-6)
+    assert abs(plain["1.inner.weight"].bits - plain["2.weight"].bits) < 1
+    assert changes["1.inner.weight"].bits < changes["2.weight"].bits - 3
+
+
+def test_an_embedding_is_weighed_by_what_its_rows_do():
+    torch.manual_seed(0)
+    loud, quiet = nn.Embedding(40, 16), nn.Embedding(40, 16)
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loud, self.quiet = loud, quiet
+
+        def forward(self, ids):
+            return self.loud(ids) + 0.01 * self.quiet(ids)
+
+    batches = [(torch.randint(40, (64,), generator=seeded(n)),) for n in range(4)]
+    packer = Packer(Sum().eval(), batches, Settings(min_size=256), 0.05)
+    packer.weigh(1e-6)
+    _, changes = packer.at(1e-6)
+    assert changes["quiet.weight"].bits < changes["loud.weight"].bits - 5
 
 
 # -- the whole -------------------------------------------------------------------------------
@@ -306,13 +393,12 @@ def test_random_inputs_have_a_natural_spectrum_and_ids_of_the_vocabulary():
     assert ids.min() == 0 and ids.max() == 99
 
 
-def test_the_price_is_the_same_for_all_layers_and_small_tensors_stay():
+def test_small_tensors_stay():
     model, batches = images_net()
     packer = Packer(model, batches, Settings(), 0.05)
     packed, changes = packer.at(1e-6)
     assert set(changes) == {"3.weight", "7.weight"}
     assert torch.equal(packed[0].weight, model[0].weight)
-    assert changes["3.weight"].bits > changes["7.weight"].bits  # fewer weights, the same worth
 
 
 @pytest.mark.parametrize(
@@ -372,11 +458,15 @@ def test_a_weight_that_is_stored_turned_is_packed_as_if_it_were_not():
     assert not torch.equal(results[0].weight, turned.weight)
 
 
-def test_weights_far_beyond_the_others_keep_their_size_at_fine_steps():
-    weights = torch.randn(40, 64, generator=seeded())
-    weights[3, 5], weights[7, 9] = 40, -60  # the finest step is rms / 128
-    fed = feedback(weights.numpy(), torch.eye(64), 1.0, 1e-12, damping=0.0)
-    assert np.abs(fed.values() - weights.numpy()).max() <= 0.51 * fed.step
+class Beside(nn.Module):
+    """A layer whose outputs are a small part of what goes on."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.inner, self.share = nn.Linear(64, 64), share
+
+    def forward(self, x):
+        return x + self.share * self.inner(x)
 
 
 class Steps(nn.Module):

@@ -6,5 +6,5 @@ budget.py       a step for each tensor             calibration.py  the inputs of
 quantizer.py    one tensor and a step              feedback.py     one matrix for its inputs
 changes.py      what was changed, and the error    norms.py        BatchNorm of a packed network
 inputs.py       random inputs                      outputs.py      how much the outputs changed
-low_bit.py      finds integers times scales
+low_bit.py      finds integers times scales        harm.py         what errors do to the outputs
 """

@@ -47,25 +47,44 @@ class Moments:
     One matrix for each group of a convolution; `finish` turns the sums into means.
     """
 
-    def __init__(self, groups: int, width: int) -> None:
-        self.second = torch.zeros(groups, width, width)  # packed with packed
-        self.cross = torch.zeros(groups, width, width)  # original with packed
+    def __init__(self, weights: Tensor) -> None:
+        """Of the inputs of original weights (groups, out, in)."""
+        groups, _, width = weights.shape
+        self._weights = weights
+        self.second = torch.zeros(groups, width, width)  # packed inputs with packed inputs
+        self.cross = torch.zeros_like(weights)  # original outputs with packed inputs
         self.first, self.original_first = torch.zeros(2, groups, width)
+        self._fourth = torch.zeros(groups)  # of the length of packed inputs
         self.count = 0
 
     def add(self, inputs: Tensor, originals: Tensor) -> None:
         """Add inputs of the shape (n, groups, in)."""
         packed, original = (x.transpose(0, 1).float() for x in (inputs, originals))
         torch.baddbmm(self.second, packed.mT, packed, out=self.second)
-        torch.baddbmm(self.cross, original.mT, packed, out=self.cross)
+        outputs = torch.bmm(self._weights, original.mT)
+        torch.baddbmm(self.cross, outputs, packed, out=self.cross)
         self.first += packed.sum(1)
         self.original_first += original.sum(1)
+        self._fourth += packed.square().sum(2).square().sum(1)
         self.count += packed.shape[1]
 
     def finish(self) -> None:
         """Turn the sums into means."""
-        for total in (self.second, self.cross, self.first, self.original_first):
+        for total in (self.second, self.cross, self.first, self.original_first, self._fourth):
             total /= max(self.count, 1)
+
+    def damping(self) -> Tensor:
+        """What the diagonal of `second` lacks for so few inputs, relative to its mean; (groups,).
+
+        The second moments are shrunk towards a multiple of the identity, as far as the expected
+        squared error of their elements is least (Ledoit and Wolf 2004).
+        """
+        square = self.second.square().sum((1, 2))
+        mean = self.second.diagonal(dim1=1, dim2=2).mean(1)
+        width = self.second.shape[-1]
+        noise = (self._fourth - square).clamp(min=0) / max(self.count, 1)
+        signal = (square - width * mean.square() - noise).clamp(min=1e-3 * square)
+        return noise / signal.clamp(min=1e-30)
 
 
 class _StopError(Exception):

@@ -49,15 +49,15 @@ class QuantizedMatrix:
 
 
 def feedback(
-    weights: np.ndarray, moments: torch.Tensor, variance: float, price: float, damping: float
+    weights: np.ndarray, moments: torch.Tensor, worth: float, price: float, damping: float
 ) -> QuantizedMatrix:
     """Quantize a matrix.
 
     Args:
         weights: (out, in), float32.
         moments: second moments of the inputs, (in, in); changed in place.
-        variance: of the outputs, summed over all of them.
-        price: of a bit, in squared error over variance.
+        worth: what a squared error of 1 in an output costs.
+        price: of a bit, in the same unit.
         damping: what is added to the diagonal of the moments, relative to its mean.
     """
     mean = float(moments.diagonal().mean()) or 1.0
@@ -66,7 +66,7 @@ def feedback(
     back = torch.argsort(order).numpy()
     spread, factors = _decompose(moments[order][:, order])
     columns = np.ascontiguousarray(weights[:, order.numpy()])
-    cost = spread / max(variance, 1e-30)
+    cost = spread * max(worth, 1e-30)
     step = math.sqrt(price / (BIT_WORTH * float(cost.mean())))
     rms = math.sqrt(float(np.mean(np.square(columns, dtype=np.float64)))) or 1.0
     step = float(significant(np.array(min(max(step, rms / 128), 16 * rms)), STEP_BITS))
@@ -78,17 +78,19 @@ def feedback(
     return QuantizedMatrix(np.ascontiguousarray(near[:, back]), step, error)
 
 
-def compensating(weights: torch.Tensor, second: torch.Tensor, cross: torch.Tensor) -> torch.Tensor:
+def compensating(
+    weights: torch.Tensor, second: torch.Tensor, cross: torch.Tensor, damping: torch.Tensor
+) -> torch.Tensor:
     """Weights that compensate for the errors of the layers before.
 
-    Ridge regression: V with the least |W·x − V·y|² + RIDGE·|V − W|², where x are the inputs in the
-    original network and y those in the packed one. All arguments have a first dimension of groups;
-    `second` is the mean of y·yᵀ, `cross` that of x·yᵀ.
+    Ridge regression: V with the least |W·x − V·y|² + (RIDGE + damping)·|V − W|², where x are the
+    inputs in the original network and y those in the packed one. All arguments have a first
+    dimension of groups; `second` is the mean of y·yᵀ, `cross` that of W·x·yᵀ.
     """
     width = second.shape[-1]
-    ridge = RIDGE * second.diagonal(dim1=1, dim2=2).mean(1) + 1e-12
+    ridge = (RIDGE + damping) * second.diagonal(dim1=1, dim2=2).mean(1) + 1e-12
     damped = second + ridge[:, None, None] * torch.eye(width)
-    missing = torch.bmm(weights, cross - second).mT.contiguous()
+    missing = (cross - torch.bmm(weights, second)).mT.contiguous()
     return weights + torch.cholesky_solve(missing, torch.linalg.cholesky(damped)).mT
 
 
@@ -108,8 +110,7 @@ def _quantize_columns(
     known: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Multiples for all columns in order, by frequencies in `known`; and how far each misses."""
-    counts = np.bincount(known.ravel().astype(np.int64) + MOST, minlength=2 * MOST + 1)
-    bits = (-np.log2((counts + 1e-3) / counts.sum())).astype(np.float32)
+    bits = _bits(known)
     share = float(np.mean(known != 0))
     share = min(max(share, 1e-5), 1 - 1e-5)
     in_columns = ((known != 0).sum(0) + PRIOR * share) / (len(known) + PRIOR)
@@ -146,6 +147,18 @@ def _quantize_columns(
             missed[:, j] = aim - quantized
             errors[:, j] = weights[:, j] - quantized
     return chosen, missed
+
+
+def _bits(known: np.ndarray) -> np.ndarray:
+    """Bits of each multiple from -MOST to MOST, by frequencies smoothed over neighbours."""
+    sizes = np.abs(known.ravel().astype(np.int64))
+    totals = np.concatenate([[0], np.cumsum(np.bincount(sizes, minlength=MOST + 1))])
+    size = np.arange(1, MOST + 1)
+    reach = size // 8  # neighbours on either side
+    low, high = size - reach, np.minimum(size + reach, MOST)
+    each = (totals[high + 1] - totals[low] + 1e-2) / (2 * (high - low + 1))
+    counts = np.concatenate([each[::-1], [totals[1] + 1e-2], each])
+    return (-np.log2(counts / counts.sum())).astype(np.float32)
 
 
 def _logit(share: np.ndarray | float) -> np.ndarray:

@@ -33,6 +33,7 @@ from reefknot.tensors import to_tensor
 DAMPING, RANDOM_DAMPING = 0.05, 0.2  # with inputs, with random ones
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
+FAR_OFF = 2.0  # times the budget: what errors are worth is measured again, nearer to it
 HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
 FIRST_PRICE = 1 / 60  # relative to theory: inputs are correlated, and errors are compensated
 
@@ -157,7 +158,8 @@ class _Search:
         price = self._first_price()
         limit = float(self._limit or self._error)
         best: tuple[bytes, Packed] | None = None
-        for _ in range(PASSES if self._elements > SMALL else SMALL_PASSES):
+        self._packer.weigh(price)
+        for number in range(PASSES if self._elements > SMALL else SMALL_PASSES):
             data, packed = self._pass(price)
             value = self._measured(packed)
             if value <= limit and (best is None or self._measured(best[1]) < value):
@@ -166,6 +168,9 @@ class _Search:
                 break
             self._points.append((math.log2(price), value / limit))
             price = self._next_price()
+            if number == 0 and not 1 / FAR_OFF < value / limit < FAR_OFF:
+                self._packer.weigh(price)
+                self._points.clear()
         if best is None:
             what = "an error" if self._limit is None else "a file"
             raise ConfigError(

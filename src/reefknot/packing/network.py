@@ -26,11 +26,19 @@ from reefknot.packing.calibration import Moments, Network, Site
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
+from reefknot.packing.harm import Harm
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    values: Tensor  # (groups, out, in)
+    counts: np.ndarray  # of each multiple
+    error: float  # squared error of the products, over their variance
 
 
 @dataclass
@@ -46,6 +54,7 @@ class Packer:
     on_site: Callable[[int, int], None] = lambda done, total: None
     _statistics: dict[str, Statistics] = field(default_factory=dict)
     _sites: list[Site] = field(default_factory=list)
+    _worths: dict[tuple[str, int], float] = field(default_factory=dict)
 
     @torch.no_grad()
     def at(self, price: float) -> tuple[nn.Module, dict[str, Change]]:
@@ -81,6 +90,46 @@ class Packer:
                 changes[name] = self._pack_alone(name, weight, price)
         return packed, changes
 
+    @torch.no_grad()
+    def weigh(self, price: float) -> None:
+        """Measure what an error is worth in each weight: pack one at a time at this price.
+
+        The harm to the outputs of the network, over the relative error of the products. Without it
+        the same relative error is worth the same everywhere.
+        """
+        if not self._sites:
+            self._look()
+        model = _ready(self.model)
+        network = Network(model, list(self.batches))
+        harm = Harm(model, self.batches)
+        found: dict[tuple[str, int], tuple[float, int]] = {}  # worth, elements
+        self._worths = {}
+        for number, site in enumerate(self._sites):
+            self.on_site(number + 1, len(self._sites))
+            if site.norm is not None or not self._is_packed(site.name):
+                continue
+            moments = self._moments(site, network, self._sites)
+            if not moments.second.any():
+                continue
+            weight = model.get_parameter(site.name).detach()
+            changed = weight.clone()
+            rows = site.rows_of(changed)
+            aims = rows.flatten(1).unflatten(0, (site.groups, -1))
+            matrix = self._quantized(site, aims, moments, price)
+            tensors = {site.name: changed} | self._corrected(model, site, aims, matrix, moments)
+            rows.copy_(matrix.values.view_as(rows))
+            worth = harm.of(tensors) / max(matrix.error, 1e-12)
+            found[site.name, site.first_row] = worth, rows.numel()
+        for name, weight in model.named_parameters():
+            if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
+                changed = weight.detach().clone()
+                change = self._pack_alone(name, changed, price)
+                worth = harm.of({name: changed}) / max(change.relative_error, 1e-6) ** 2
+                found[name, 0] = worth, weight.numel()
+        logs = sum(n * math.log(max(worth, 1e-12)) for worth, n in found.values())
+        mean = math.exp(logs / max(sum(n for _, n in found.values()), 1))
+        self._worths = {key: worth / mean for key, (worth, _) in found.items()}
+
     def _look(self) -> None:
         """Measure the inputs of the original network's norm layers."""
         network = Network(_ready(self.model), list(self.batches))
@@ -95,19 +144,24 @@ class Packer:
         return not self.settings.why_kept(name, dtype_for(weight.dtype), to_array(weight))
 
     def _moments(
-        self, site: Site, network: Network, sites: list[Site], original: Network, twins: list[Site]
+        self,
+        site: Site,
+        network: Network,
+        sites: list[Site],
+        original: Network | None = None,
+        twins: Sequence[Site] = (),
     ) -> Moments:
-        """The moments of a site's inputs, in the packed and in the original network."""
-        twin = twins[sites.index(site)]
-        found: Moments | None = None
-        for inputs, originals in zip(
-            network.inputs(site, sites, self.positions),
-            original.inputs(twin, twins, self.positions),
-            strict=True,
-        ):
-            found = found or Moments(*inputs.shape[1:])
-            found.add(inputs, originals)
-        assert found is not None
+        """The moments of a site's inputs, in a packed and in the original network."""
+        weights = site.rows_of(self.model.get_parameter(site.name).detach().float())
+        found = Moments(weights.flatten(1).unflatten(0, (site.groups, -1)))
+        own = network.inputs(site, sites, self.positions)
+        if original is None:
+            for inputs in own:
+                found.add(inputs, inputs)
+        else:
+            others = original.inputs(twins[sites.index(site)], twins, self.positions)
+            for inputs, originals in zip(own, others, strict=True):
+                found.add(inputs, originals)
         found.finish()
         return found
 
@@ -115,34 +169,61 @@ class Packer:
         weight = model.get_parameter(site.name)
         place = site.rows_of(weight)
         rows = place.flatten(1)
-        second, mean = moments.second, moments.first
         parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
-        centered = second - mean[:, :, None] * mean[:, None, :]
-        variance = float((torch.bmm(parts, centered) * parts).sum().clamp(min=1e-30))
         loss = Loss(rows.contiguous().numpy(), DTYPES["F32"])
-        counts = np.zeros(1, np.int64)
-        aims, result = compensating(parts, second, moments.cross), torch.empty_like(parts)
-        for group in range(site.groups):
-            matrix = feedback(aims[group].numpy(), second[group], variance, price, self.damping)
-            result[group] = torch.from_numpy(matrix.values())
-            counts = counts + matrix.counts()
-        bias = _bias_of(model, site.name)
-        if bias is not None and len(bias) == (site.rows if site.transposed else len(weight)):
-            wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
-            got = torch.bmm(result, mean[:, :, None]).flatten()
-            bias[site.first_row : site.first_row + site.rows] += wanted - got
+        aims = compensating(parts, moments.second, moments.cross, moments.damping())
+        matrix = self._quantized(site, aims, moments, price)
+        for name, bias in self._corrected(model, site, parts, matrix, moments).items():
+            model.get_parameter(name).copy_(bias)
         before = rows.double().numpy().ravel().copy()
         kind = self.model.get_parameter(site.name).dtype
-        place.copy_(result.view_as(place).to(kind).float())
-        loss.add(before, result.double().numpy().ravel())
-        change = loss.change(site.name, f"tied to {int((counts > 0).sum()):,} values")
-        return replace(change, bits=entropy(counts))
+        place.copy_(matrix.values.view_as(place).to(kind).float())
+        loss.add(before, matrix.values.double().numpy().ravel())
+        change = loss.change(site.name, f"tied to {int((matrix.counts > 0).sum()):,} values")
+        return replace(change, bits=entropy(matrix.counts))
+
+    def _quantized(self, site: Site, aims: Tensor, moments: Moments, price: float) -> _Quantized:
+        """The matrices of a site's groups, (groups, out, in), at a price."""
+        mean = moments.first
+        centered = moments.second - mean[:, :, None] * mean[:, None, :]
+        variance = float((torch.bmm(aims, centered) * aims).sum().clamp(min=1e-30))
+        worth = self._worths.get((site.name, site.first_row), 1.0)
+        values, counts, error = torch.empty_like(aims), np.zeros(1, np.int64), 0.0
+        for group, lacking in enumerate(moments.damping().tolist()):
+            matrix = feedback(
+                aims[group].numpy(),
+                moments.second[group].clone(),
+                worth / variance,
+                price,
+                max(self.damping, lacking),
+            )
+            values[group] = torch.from_numpy(matrix.values())
+            counts = counts + matrix.counts()
+            error += matrix.error / worth
+        return _Quantized(values, counts, error)
+
+    def _corrected(
+        self, model: nn.Module, site: Site, parts: Tensor, matrix: _Quantized, moments: Moments
+    ) -> dict[str, Tensor]:
+        """The bias of a site, if it has one, so that the mean of the outputs is as it was."""
+        found = _bias_of(model, site.name)
+        weight = model.get_parameter(site.name)
+        if found is None or len(found) != (site.rows if site.transposed else len(weight)):
+            return {}
+        name = _bias_name(site.name)
+        bias = found.detach().clone()
+        wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
+        got = torch.bmm(matrix.values, moments.first[:, :, None]).flatten()
+        bias[site.first_row : site.first_row + site.rows] += wanted - got
+        return {name: bias}
 
     def _pack_alone(self, name: str, weight: Tensor, price: float) -> Change:
         original = self.model.get_parameter(name)
         values, dtype = to_array(original), dtype_for(original.dtype)
         histogram = Histogram.of(values, dtype)
-        step = math.sqrt(price * values.size / BIT_WORTH)  # the whole tensor's error counts as 1
+        # The relative error of the whole tensor counts as that of the products of a layer.
+        worth = self._worths.get((name, 0), 1.0)
+        step = math.sqrt(price * values.size / (BIT_WORTH * max(worth, 1e-30)))
         book, indices, loss = quantize(values, dtype, histogram, min(max(step, FINEST), COARSEST))
         weight.copy_(to_tensor(book.values[indices], dtype))
         change = loss.change(name, f"tied to {len(book):,} values")
@@ -158,9 +239,14 @@ def _ready(model: nn.Module) -> nn.Module:
 
 def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
     """The bias that belongs to a weight: of the same module, under the name that torch gives it."""
-    owner, _, name = weight.rpartition(".")
-    bias = getattr(model.get_submodule(owner), name.replace("weight", "bias"), None)
+    owner, _, name = _bias_name(weight).rpartition(".")
+    bias = getattr(model.get_submodule(owner), name, None)
     return bias if weight and isinstance(bias, nn.Parameter) and bias.dim() == 1 else None
+
+
+def _bias_name(weight: str) -> str:
+    owner, dot, name = weight.rpartition(".")
+    return owner + dot + name.replace("weight", "bias")
 
 
 def _joined(one: Change | None, other: Change) -> Change:

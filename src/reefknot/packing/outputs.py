@@ -54,7 +54,9 @@ def change_of_outputs(before: nn.Module, after: nn.Module, batches: Iterable[Any
     lost = norm = cosines = 0.0
     same = positions = count = 0
     for batch in batches:
-        pairs = list(zip(_tensors(call(before, batch)), _tensors(call(after, batch)), strict=True))
+        pairs = list(
+            zip(tensors_of(call(before, batch)), tensors_of(call(after, batch)), strict=True)
+        )
         for old, new in pairs:
             lost += float((new - old).square().sum())
             norm += float(old.square().sum())
@@ -73,6 +75,7 @@ def change_of_outputs(before: nn.Module, after: nn.Module, batches: Iterable[Any
     )
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def tensors_of(output: Any) -> list[Tensor]:
+    """The float tensors in what a model gives, in double precision."""
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     return [leaf.double() for leaf in leaves if leaf.is_floating_point()]
