@@ -393,6 +393,15 @@ def test_random_inputs_have_a_natural_spectrum_and_ids_of_the_vocabulary():
     assert ids.min() == 0 and ids.max() == 99
 
 
+@pytest.mark.parametrize(
+    ("shape", "inputs", "batches"), [((3, 8, 8), 512, 8), ((2**16,), 64, 4), ((2**21,), 8, 4)]
+)
+def test_large_inputs_are_fewer(shape, inputs, batches):
+    made = random_batches(nn.Identity(), (torch.zeros(1, *shape),))
+    assert len(made) == batches
+    assert sum(len(batch[0]) for batch in made) == inputs
+
+
 def test_small_tensors_stay():
     model, batches = images_net()
     packer = Packer(model, batches, Settings(), 0.05)

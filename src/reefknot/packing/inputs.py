@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-INPUTS, BATCH = 512, 64
+INPUTS, BATCH = 512, 64  # at most
+ELEMENTS = 2**22  # of all inputs together, if eight of them are not more
 CORRELATION = 0.9  # of the channels of an image
 
 
@@ -20,11 +21,15 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     generator = torch.Generator().manual_seed(0)
     most = max(tables, default=0)
+    values = list(example.values()) if isinstance(example, dict) else list(example)
+    each = sum(v.numel() // len(v) for v in values if isinstance(v, Tensor) and v.numel())
+    inputs = min(max(ELEMENTS // max(each, 1), 8), INPUTS)
+    size = min(BATCH, inputs // 4)
 
     def like(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.dim():
             return copy.copy(value)
-        shape = (BATCH, *value.shape[1:])
+        shape = (size, *value.shape[1:])
         if value.is_floating_point():
             return natural(shape, generator).to(value.dtype)
         if int(value.min()) == int(value.max()) or int(value.max()) <= 1:  # a mask, a type
@@ -37,7 +42,7 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
             return {key: like(value) for key, value in example.items()}
         return tuple(like(value) for value in example)
 
-    return [batch() for _ in range(INPUTS // BATCH)]
+    return [batch() for _ in range(inputs // size)]
 
 
 def natural(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
