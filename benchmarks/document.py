@@ -182,15 +182,18 @@ def packing(rows):
 def packing_vgg(result):
     """Our mean over draws, and the others, sorted by bytes; differences are to the parent."""
     parent, cells = result["parent's error %"], []
-    prices = dict.fromkeys(row["price"] for row in result["rows"])
-    for price in prices:
-        same = [row for row in result["rows"] if row["price"] == price]
+    kinds = dict.fromkeys((row["price"], row["draw"] is None) for row in result["rows"])
+    for price, random in kinds:
+        same = [
+            row for row in result["rows"] if (row["price"], row["draw"] is None) == (price, random)
+        ]
         size, bits, wrong = (
             sum(row[key] for row in same) / len(same)
             for key in ("bytes", "bits a weight", "error %")
         )
         of = f", mean of {len(same)} draws" if len(same) > 1 else ""
-        cells.append([f"one pass with inputs, for inference{of}", size, bits, wrong])
+        what = "random inputs" if random else "inputs"
+        cells.append([f"one pass with {what}, for inference{of}", size, bits, wrong])
     others = RESULTS / "packing_peers.json"
     for row in json.loads(others.read_text()) if others.exists() else []:
         cells.append([row["way"], row["bytes"], row["bits a weight"], row["error %"]])

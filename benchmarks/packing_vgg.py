@@ -1,7 +1,7 @@
 """VGG-16 on CIFAR-10, packed with 1,000 unlabelled images and no training.
 
     python benchmarks/packing_vgg.py PARENT.safetensors [--draws 0 1 2] [--prices 1.2e-8] [--images 1000]
-                                     [--validation] [--folder FOLDER] [--json FILE]
+                                     [--random] [--validation] [--folder FOLDER] [--json FILE]
 
 For each draw of training images (labels are not used) and each price of a bit: the file, everything
 counted, and the error on the whole test set. `reefknot.pack(size=...)` finds the price by itself in two to
@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 
 import reefknot
 from reefknot.packing.clustering import Settings
-from reefknot.packing.models import DAMPING
+from reefknot.packing.inputs import random_batches
+from reefknot.packing.models import DAMPING, RANDOM_DAMPING
 from reefknot.packing.network import Packer
 from reefknot.zoo import DATASETS, NETWORKS
 
@@ -48,8 +49,13 @@ def drawn(data, draw, count):
 
 
 def row(model, part, images, draw, price, folder):
+    """One file; the draw is None for random inputs of the shape of the images."""
     start = time.time()
-    packer = Packer(model, list(images.split(64)), Settings(), DAMPING, for_inference=True)
+    if draw is None:
+        batches, damping = random_batches(model, (images,)), RANDOM_DAMPING
+    else:
+        batches, damping = list(images.split(64)), DAMPING
+    packer = Packer(model, batches, Settings(), damping, for_inference=True)
     packer.weigh(price)
     packed, _ = packer.at(price)
     path = folder / f"vgg-16-{draw}-{price:g}.reef"
@@ -73,6 +79,7 @@ def main():
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--prices", type=float, nargs="+", default=[1.2e-8])
     parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--random", action="store_true", help="random inputs instead of images")
     parser.add_argument(
         "--validation",
         action="store_true",
@@ -87,8 +94,8 @@ def main():
     if given.json and given.json.exists():
         result["rows"] = json.loads(given.json.read_text())["rows"]
     for price in given.prices:
-        for draw in given.draws:
-            images = drawn(data, draw, given.images)
+        for draw in [None] if given.random else given.draws:
+            images = drawn(data, draw or 0, given.images)
             result["rows"].append(row(model, part, images, draw, price, given.folder))
             print(result["rows"][-1], flush=True)
             if given.json:
