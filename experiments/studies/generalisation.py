@@ -7,7 +7,7 @@ Takes     LeNet-5-Caffe, the locally connected network of its shape, and the ful
           are evaluated.
 Gives     the data of figure 3, and one filter of the local network with K = 4 for figure 7.
 Paper     section 4.2: 20,000 and 10,000 steps, three seeds, K up to 25,570. Here one seed, a
-          tenth of the steps, and for the fully connected network no L1 and one K.
+          tenth of the steps, and for the fully connected network no L1 or L2 and one K.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ LAYERS = {
 }
 KS: dict[str, tuple[int, ...]] = {
     "lenet-5-caffe": (),
-    "lenet-5-local": (2, 4, 16, 256),
+    "lenet-5-local": (2, 4, 16),
     "lenet-5-full": (16,),
 }
 STRENGTHS = {"l1": (1e-6, 1e-5), "l2": (1e-5, 1e-4), "apt": (1e-4, 1e-3, 1e-2)}
@@ -54,7 +54,7 @@ def cases(done: dict[str, Any]) -> dict[str, Any]:
                 found[name] = _case(network, _title(kind, SEARCH_K), {SETTING[kind]: strength})
             if search.keys() <= done.keys():
                 best = min(search, key=lambda name: _badness(done[name]))
-                same = [network, FULL] if network == LOCAL and kind != "l1" else [network]
+                same = [network, FULL] if network == LOCAL and kind == "apt" else [network]
                 for other in same:
                     for k in KS[other] if kind == "apt" else (0,):
                         title, settings = _title(kind, k), {SETTING[kind]: search[best]}

@@ -115,9 +115,9 @@ def test_the_fully_connected_network_takes_the_strengths_of_the_local_one() -> N
     done["lenet-5-local-l2-search-1e-05"]["val_error"] = None  # diverged
     after = generalisation.cases(done)
     assert after["lenet-5-full-apt-16"]["settings"] == {"tying_strength": 1e-3}
-    assert after["lenet-5-full-l2"]["settings"] == {"l2_strength": 1e-4}
+    assert after["lenet-5-local-l2"]["settings"] == {"l2_strength": 1e-4}
     tested = [name for name, case in after.items() if case["test"]]
-    assert len(tested) == 3 + 7 + 3  # convolutional; local; fully connected
+    assert len(tested) == 3 + 6 + 2  # convolutional; local; fully connected
     assert {after[name]["title"] for name in tested if "caffe" in name} == {"none", "l1", "l2"}
 
 
