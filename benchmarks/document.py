@@ -49,8 +49,11 @@ def codec(result):
         f"`fast`, a dense tensor of 16 million weights with 16 values: {fast['decoded M/s']:.0f} million weights a "
         f"second decoded, {fast['encoded M/s']:.0f} encoded; {fast['bytes']:,} bytes, entropy "
         f"{fast['entropy bytes']:,}.",
-        "`pack` of a 500 MB checkpoint: "
-        + "; ".join(f"{p['clusters']}: peak {p['peak MB']:.0f} MB of {p['allowed MB']:.0f} allowed" for p in packs)
+        "`pack` of a 500 MB checkpoint, 125 million weights in ten tensors: "
+        + "; ".join(
+            f"{p['clusters']}: {p['seconds']:.0f} s, peak {p['peak MB']:.0f} MB of {p['allowed MB']:.0f} allowed"
+            for p in packs
+        )
         + ".",
         f"First use compiles the loops in {result['compiling the loops, seconds']:.1f} s; after that they "
         f"are loaded from the cache in {result['loading them from the cache, seconds']:.2f} s.",
