@@ -105,7 +105,7 @@ def measure(network: str, title: str, settings: dict[str, Any], test: bool) -> d
     if test:
         row["test_error"] = found.errors[f"test_{when}"]
     if (network, title, test) == (LOCAL, f"apt-{SEARCH_K}", True):
-        weights = found.model.local1.weight.detach().numpy()[:, FILTER]
+        weights = found.model.local1.weight.detach().double().numpy()[:, FILTER]
         row["filter"] = np.round(weights, 4).reshape(24, 24, 5, 5).tolist()
     return row
 
