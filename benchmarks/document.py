@@ -202,7 +202,7 @@ def packing_vgg(result):
         cells.append([row["way"], row["bytes"], row["bits a weight"], row["error %"]])
     cells.sort(key=lambda cell: cell[1])
     return markdown(
-        ["1,000 unlabelled images", "bytes", "bits per weight", "test error %", "above the parent"],
+        ["way", "bytes", "bits per weight", "test error %", "above the parent"],
         [[name, f"{size:,.0f}", f"{bits:.3f}", f"{wrong:.2f}", f"{wrong - parent:+.2f}"]
          for name, size, bits, wrong in cells],
     )  # fmt: skip
