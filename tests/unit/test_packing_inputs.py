@@ -286,6 +286,25 @@ def test_a_layer_that_the_outputs_hardly_depend_on_gets_fewer_bits():
     assert changes["1.inner.weight"].bits < changes["2.weight"].bits - 3
 
 
+def test_a_weight_that_the_outputs_do_not_depend_on_is_packed_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), Beside(0.0), nn.Linear(64, 64)).eval()
+    batches = [(torch.randn(100, 64, generator=seeded(n)),) for n in range(4)]
+    packer = Packer(model, batches, Settings(), 0.05)
+    packer.weigh(1e-6)
+    _, changes = packer.at(1e-6)
+    assert changes["1.inner.weight"].bits < 0.1
+    assert changes["2.weight"].bits > 2
+
+
+def test_batches_of_one_are_enough_for_a_network_with_batchnorm(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)).eval()
+    batches = [torch.randn(1, 64, generator=seeded(n)) for n in range(40)]
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=8, inputs=batches)
+    assert packed.outputs.relative_error < 0.2
+
+
 def test_an_embedding_is_weighed_by_what_its_rows_do():
     torch.manual_seed(0)
     loud, quiet = nn.Embedding(40, 16), nn.Embedding(40, 16)

@@ -5,17 +5,18 @@ Gives     the squared change of the outputs, relative to their square.
 Unaware   of quantization.
 
 BatchNorm normalizes by the statistics of each batch here: packing renews the statistics, so a
-change of them alone does no harm.
+change of them alone does no harm. Where that fails, as with batches of one, it uses its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import call
 from reefknot.packing.outputs import tensors_of
 
@@ -28,7 +29,12 @@ class Harm:
     def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
         self._model = model
         self._batches = batches[:: -(-len(batches) // BATCHES)]
-        self._before = self._outputs()
+        self._by_batch = True
+        try:
+            self._before = self._outputs()
+        except UserCodeError:
+            self._by_batch = False
+            self._before = self._outputs()
         squares = (float(o.square().sum()) for outputs in self._before for o in outputs)
         self._norm = sum(squares) or 1.0
 
@@ -52,7 +58,7 @@ class Harm:
         return lost / self._norm
 
     def _outputs(self) -> list[list[Tensor]]:
-        with _normalizing_by_batch(self._model):
+        with _normalizing_by_batch(self._model) if self._by_batch else nullcontext():
             return [tensors_of(call(self._model, batch)) for batch in self._batches]
 
 

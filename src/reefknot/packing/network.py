@@ -32,6 +32,7 @@ from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, e
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
+LEAST_WORTH = 1e-6  # of an error, relative to the weight where it does the most harm
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,14 @@ class Packer:
                 change = self._pack_alone(name, changed, price)
                 worth = harm.of({name: changed}) / max(change.relative_error, 1e-6) ** 2
                 found[name, 0] = worth, weight.numel()
-        logs = sum(n * math.log(max(worth, 1e-12)) for worth, n in found.values())
-        mean = math.exp(logs / max(sum(n for _, n in found.values()), 1))
-        self._worths = {key: worth / mean for key, (worth, _) in found.items()}
+        known = {key: pair for key, pair in found.items() if math.isfinite(pair[0])}
+        least = LEAST_WORTH * max((worth for worth, _ in known.values()), default=0.0)
+        if not least:  # no weight changes the outputs, or they are not finite
+            return
+        known = {key: (max(worth, least), n) for key, (worth, n) in known.items()}
+        logs = sum(n * math.log(worth) for worth, n in known.values())
+        mean = math.exp(logs / sum(n for _, n in known.values()))
+        self._worths = {key: worth / mean for key, (worth, _) in known.items()}
 
     def _look(self) -> None:
         """Measure the inputs of the original network's norm layers."""
@@ -223,7 +229,7 @@ class Packer:
         histogram = Histogram.of(values, dtype)
         # The relative error of the whole tensor counts as that of the products of a layer.
         worth = self._worths.get((name, 0), 1.0)
-        step = math.sqrt(price * values.size / (BIT_WORTH * max(worth, 1e-30)))
+        step = math.sqrt(price * values.size / (BIT_WORTH * worth))
         book, indices, loss = quantize(values, dtype, histogram, min(max(step, FINEST), COARSEST))
         weight.copy_(to_tensor(book.values[indices], dtype))
         change = loss.change(name, f"tied to {len(book):,} values")
