@@ -106,10 +106,10 @@ def measure(name, model, tests, inputs, table, path):
         ("random", random_batches(model, arguments(inputs[0])), RANDOM_DAMPING),
     ):
         packer = Packer(model, batches, Settings(min_size=MIN_SIZE), damping)
-        packer.weigh(FIRST_PRICE)
 
         def at(price, kind=kind, packer=packer):
             if not table.has(name, way := f"{kind}, price {price:.3g}"):
+                packer.weigh(price)
                 result = packer.at(price)[0].state_dict()
                 size = reefknot.save(reefknot.cluster(result), path)
                 add(way, size, loaded(model, path))

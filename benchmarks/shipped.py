@@ -224,7 +224,7 @@ def minilm(folder):
         return {name: found[name] for name in ("input_ids", "attention_mask")}
 
     tests = [batch(sentences[n : n + 32]) for n in range(0, 128, 32)]
-    inputs = [batch(sentences[n : n + 32]) for n in range(128, 128 + 128, 32)]
+    inputs = [batch(sentences[n : n + 32]) for n in range(128, 128 + 384, 32)]
     return Sentences(encoder).eval(), tests, inputs
 
 

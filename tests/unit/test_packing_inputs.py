@@ -421,6 +421,23 @@ def test_large_inputs_are_fewer(shape, inputs, batches):
     assert sum(len(batch[0]) for batch in made) == inputs
 
 
+def test_random_inputs_have_the_scale_of_the_example():
+    example = torch.tensor([[3.0, 5.0, 3.0, 5.0]])  # of mean 4 and deviation 1
+    made = torch.cat([batch[0] for batch in random_batches(nn.Identity(), (example,))])
+    assert float(made.mean()) == pytest.approx(4, abs=0.1)
+    assert float(made.std()) == pytest.approx(1, abs=0.1)
+    constant = torch.cat([b[0] for b in random_batches(nn.Identity(), (torch.ones(1, 64),))])
+    assert float(constant.std()) == pytest.approx(1, abs=0.05)
+
+
+def test_a_state_beside_the_inputs_keeps_its_shape_and_a_number_its_value():
+    sounds, state, rate = torch.randn(5, 100), torch.randn(2, 5, 8), torch.tensor(16_000)
+    for batch in random_batches(nn.Identity(), (sounds, state, rate)):
+        assert batch[0].shape == (5, 100) and batch[1].shape == (2, 5, 8)
+        assert batch[2] == 16_000
+        assert not torch.equal(batch[0], sounds)
+
+
 def test_small_tensors_stay():
     model, batches = images_net()
     packer = Packer(model, batches, Settings(), 0.05)

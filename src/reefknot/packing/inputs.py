@@ -1,11 +1,12 @@
 """Random inputs, for a network without calibration inputs.
 
 Takes     a model and one batch of example inputs.
-Gives     batches of the same shapes: images and sounds with a natural spectrum, token ids.
+Gives     batches of the same shapes and scale: images and sounds with a natural spectrum, token ids.
 Unaware   of packing.
 """
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -17,23 +18,29 @@ CORRELATION = 0.9  # of the channels of an image
 
 
 def random_batches(model: nn.Module, example: Any) -> list[Any]:
-    """Batches like the example; token ids stay within the smallest embedding of the model."""
+    """Batches like the example; token ids are those of the largest embedding of the model."""
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     generator = torch.Generator().manual_seed(0)
     most = max(tables, default=0)
     values = list(example.values()) if isinstance(example, dict) else list(example)
-    each = sum(v.numel() // len(v) for v in values if isinstance(v, Tensor) and v.numel())
+    given = [v for v in values if isinstance(v, Tensor) and v.dim() and v.numel()]
+    rows = [len(v) for v in given]
+    each = sum(v.numel() for v in given) // max(rows, default=1)
     inputs = min(max(ELEMENTS // max(each, 1), 8), INPUTS)
     size = min(BATCH, inputs // 4)
+    # Where lengths differ, as those of inputs and of a recurrent state, they are kept.
+    alike = len(set(rows)) <= 1
+    if not alike:
+        size = rows[0]
 
     def like(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.dim():
             return copy.copy(value)
-        shape = (size, *value.shape[1:])
+        shape = (size, *value.shape[1:]) if alike else tuple(value.shape)
         if value.is_floating_point():
-            return natural(shape, generator).to(value.dtype)
+            return _scaled(natural(shape, generator), value)
         if int(value.min()) == int(value.max()) or int(value.max()) <= 1:  # a mask, a type
-            return value[:1].expand(shape).clone()
+            return value[:1].expand(shape).clone() if alike else value.clone()
         high = most or int(value.max()) + 1
         return torch.randint(high, shape, generator=generator).to(value.dtype)
 
@@ -42,7 +49,16 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
             return {key: like(value) for key, value in example.items()}
         return tuple(like(value) for value in example)
 
-    return [batch() for _ in range(inputs // size)]
+    return [batch() for _ in range(max(inputs // size, 1))]
+
+
+def _scaled(made: Tensor, example: Tensor) -> Tensor:
+    """With the mean and the deviation of the example, unless it is constant."""
+    values = example.detach().double()
+    deviation = float(values.std(correction=0))
+    if deviation > 0 and math.isfinite(deviation):
+        made = made * deviation + float(values.mean())
+    return made.to(example.dtype)
 
 
 def natural(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
