@@ -100,6 +100,10 @@ def measure(name, model, tests, inputs, table, path):
             add(way, size, loaded(model, path))
     if not table.has(name, "int8, zstd"):
         add("int8, zstd", *integers(model))
+    for bits in BITS:
+        if not table.has(name, way := f"--bits {bits}"):
+            size = reefknot.pack(model, path, bits=bits).file_bytes
+            add(way, size, loaded(model, path))
     others = table.changes(name, "--clusters") + table.changes(name, "int8")
     for kind, batches, damping in (
         ("inputs", inputs, DAMPING),
@@ -120,10 +124,6 @@ def measure(name, model, tests, inputs, table, path):
         high = FIRST_PRICE
         while max(table.changes(name, kind)) < max(others) and high < 1:
             at(high := high * APART)
-    for bits in BITS:
-        if not table.has(name, way := f"--bits {bits}"):
-            size = reefknot.pack(model, path, bits=bits).file_bytes
-            add(way, size, loaded(model, path))
 
 
 def main():
