@@ -23,7 +23,6 @@ import reefknot
 from reefknot.packing.budget import MIN_SIZE
 from reefknot.packing.clustering import Settings
 from reefknot.packing.inputs import random_batches
-from reefknot.packing.models import DAMPING, RANDOM_DAMPING
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import change_of_outputs
 
@@ -105,11 +104,11 @@ def measure(name, model, tests, inputs, table, path):
             size = reefknot.pack(model, path, bits=bits).file_bytes
             add(way, size, loaded(model, path))
     others = table.changes(name, "--clusters") + table.changes(name, "int8")
-    for kind, batches, damping in (
-        ("inputs", inputs, DAMPING),
-        ("random", random_batches(model, arguments(inputs[0])), RANDOM_DAMPING),
+    for kind, batches in (
+        ("inputs", inputs),
+        ("random", random_batches(model, arguments(inputs[0]))),
     ):
-        packer = Packer(model, batches, Settings(min_size=MIN_SIZE), damping)
+        packer = Packer(model, batches, Settings(min_size=MIN_SIZE))
 
         def at(price, kind=kind, packer=packer):
             if not table.has(name, way := f"{kind}, price {price:.3g}"):

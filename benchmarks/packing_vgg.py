@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 import reefknot
 from reefknot.packing.clustering import Settings
 from reefknot.packing.inputs import random_batches
-from reefknot.packing.models import DAMPING, RANDOM_DAMPING
 from reefknot.packing.network import Packer
 from reefknot.zoo import DATASETS, NETWORKS
 
@@ -51,11 +50,8 @@ def drawn(data, draw, count):
 def row(model, part, images, draw, price, folder):
     """One file; the draw is None for random inputs of the shape of the images."""
     start = time.time()
-    if draw is None:
-        batches, damping = random_batches(model, (images,)), RANDOM_DAMPING
-    else:
-        batches, damping = list(images.split(64)), DAMPING
-    packer = Packer(model, batches, Settings(), damping, for_inference=True)
+    batches = random_batches(model, (images,)) if draw is None else list(images.split(64))
+    packer = Packer(model, batches, Settings(), for_inference=True)
     packer.weigh(price)
     packed, _ = packer.at(price)
     path = folder / f"vgg-16-{draw}-{price:g}.reef"

@@ -278,7 +278,7 @@ def test_a_layer_that_the_outputs_hardly_depend_on_gets_fewer_bits():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), Beside(0.05), nn.Linear(64, 64)).eval()
     batches = [(torch.randn(100, 64, generator=seeded(n)),) for n in range(4)]
-    packer = Packer(model, batches, Settings(), 0.05)
+    packer = Packer(model, batches, Settings())
     _, plain = packer.at(1e-6)
     packer.weigh(1e-6)
     _, changes = packer.at(1e-6)
@@ -290,7 +290,7 @@ def test_a_weight_that_the_outputs_do_not_depend_on_is_packed_too():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), Beside(0.0), nn.Linear(64, 64)).eval()
     batches = [(torch.randn(100, 64, generator=seeded(n)),) for n in range(4)]
-    packer = Packer(model, batches, Settings(), 0.05)
+    packer = Packer(model, batches, Settings())
     packer.weigh(1e-6)
     _, changes = packer.at(1e-6)
     assert changes["1.inner.weight"].bits < 0.1
@@ -318,7 +318,7 @@ def test_an_embedding_is_weighed_by_what_its_rows_do():
             return self.loud(ids) + 0.01 * self.quiet(ids)
 
     batches = [(torch.randint(40, (64,), generator=seeded(n)),) for n in range(4)]
-    packer = Packer(Sum().eval(), batches, Settings(min_size=256), 0.05)
+    packer = Packer(Sum().eval(), batches, Settings(min_size=256))
     packer.weigh(1e-6)
     _, changes = packer.at(1e-6)
     assert changes["quiet.weight"].bits < changes["loud.weight"].bits - 5
@@ -440,7 +440,7 @@ def test_a_state_beside_the_inputs_keeps_its_shape_and_a_number_its_value():
 
 def test_small_tensors_stay():
     model, batches = images_net()
-    packer = Packer(model, batches, Settings(), 0.05)
+    packer = Packer(model, batches, Settings())
     packed, changes = packer.at(1e-6)
     assert set(changes) == {"3.weight", "7.weight"}
     assert torch.equal(packed[0].weight, model[0].weight)
@@ -497,7 +497,7 @@ def test_a_weight_that_is_stored_turned_is_packed_as_if_it_were_not():
         plain.weight.copy_(turned.weight.T)
         plain.bias.copy_(turned.bias)
     batches = [(correlated(400, 48),)]
-    results = [Packer(m, batches, Settings(), 0.05).at(1e-5)[0] for m in (turned, plain)]
+    results = [Packer(m, batches, Settings()).at(1e-5)[0] for m in (turned, plain)]
     assert torch.equal(results[0].weight.T, results[1].weight)
     assert torch.allclose(results[0].bias, results[1].bias, atol=1e-5)
     assert not torch.equal(results[0].weight, turned.weight)
@@ -542,6 +542,6 @@ def test_weights_of_a_recurrent_cell_meet_the_states_of_all_steps():
 def test_a_weight_that_meets_only_zeros_is_packed_by_its_own_values():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).eval()
-    packer = Packer(model, [(torch.zeros(64, 32),)], Settings(min_size=100), 0.05)
+    packer = Packer(model, [(torch.zeros(64, 32),)], Settings(min_size=100))
     _, changes = packer.at(1e-4)
     assert changes["0.weight"].bits < 5

@@ -1,7 +1,8 @@
 """Random inputs, for a network without calibration inputs.
 
 Takes     a model and one batch of example inputs.
-Gives     batches of the same shapes and scale: images and sounds with a natural spectrum, token ids.
+Gives     batches of the same shapes and scale: images and sounds with a natural spectrum, or token
+          ids.
 Unaware   of packing.
 """
 

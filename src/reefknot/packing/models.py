@@ -30,7 +30,6 @@ from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
 from reefknot.tensors import to_tensor
 
-DAMPING, RANDOM_DAMPING = 0.05, 0.2  # with inputs, with random ones
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
 FAR_OFF = 2.0  # times the budget: what errors are worth is measured again, nearer to it
@@ -92,14 +91,14 @@ def pack(
         return pack_tensors(found_of(tensors), path, settings, budget, effort, on_progress)
     check_patterns(keep, list(model.state_dict()))
     if inputs is not None:
-        batches, damping = [_arguments(model, batch) for batch in _listed(inputs)], DAMPING
+        batches = [_arguments(model, batch) for batch in _listed(inputs)]
     else:
-        batches, damping = random_batches(model, _arguments(model, example_input)), RANDOM_DAMPING
+        batches = random_batches(model, _arguments(model, example_input))
     used, held_back = _split(batches)
     if (whole := _lossless(model, budget, path, effort)) is not None:
         return whole
     model = copy.deepcopy(model).cpu().eval()
-    packer = Packer(model, used, settings, damping, for_inference, on_site=on_progress)
+    packer = Packer(model, used, settings, for_inference, on_site=on_progress)
     data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
     if packed.outputs is not None and inputs is None:

@@ -32,6 +32,7 @@ from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, e
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
+DAMPING = 0.02  # of the inputs' second moments, at least; relative to their mean
 LEAST_WORTH = 1e-6  # of an error, relative to the weight where it does the most harm
 
 
@@ -49,7 +50,6 @@ class Packer:
     model: nn.Module
     batches: Sequence[Any]
     settings: Settings
-    damping: float
     for_inference: bool = False
     positions: int = POSITIONS
     on_site: Callable[[int, int], None] = lambda done, total: None
@@ -201,7 +201,7 @@ class Packer:
                 moments.second[group].clone(),
                 worth / variance,
                 price,
-                max(self.damping, lacking),
+                max(DAMPING, lacking),
             )
             values[group] = torch.from_numpy(matrix.values())
             counts = counts + matrix.counts()
