@@ -130,6 +130,10 @@ def test_large_tensors_and_tables_may_be_coarser():
     assert share_of("encoder.layer.1.weight", (500, 100)) < plain
     assert share_of("embeddings.word_embeddings.weight", (5000, 100)) == 2 * plain
     assert share_of("embeddings.position_embeddings.weight", (5000, 100)) == plain / 2
+    for outputs in ("classifier.weight", "model.lm_head.weight", "fc.weight"):
+        assert share_of(outputs, (5000, 100)) == plain / 8
+    for inside in ("classifier.0.weight", "layer1.fc.weight", "fc1.weight"):
+        assert share_of(inside, (5000, 100)) == plain
 
 
 @settings(max_examples=60, deadline=None)

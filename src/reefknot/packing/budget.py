@@ -7,7 +7,8 @@ Unaware   of files; their size is passed to it.
 Without inputs it is unknown what a tensor's error does to the outputs. The assumption here: the
 same relative error does the same harm in every tensor. So `error² / share` is equal over tensors,
 where share is (number of elements)^LARGER_IS_COARSER. Embedding tables, of which an input reads a
-few rows, may be coarser; position embeddings, which every input reads, are finer.
+few rows, may be coarser; position embeddings, which every input reads, are finer, and so is an
+output layer, after which no layer is left to average errors out.
 """
 
 import math
@@ -25,13 +26,15 @@ from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, e
 from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
 
 LARGER_IS_COARSER = 0.75
-COARSER_TABLE, FINER_TABLE = 2.0, 0.5  # factors on squared error: embeddings, position embeddings
+# Factors on squared error: of embeddings, of position embeddings, of output layers.
+COARSER_TABLE, FINER_TABLE, FINER_OUTPUTS = 2.0, 0.5, 0.125
 MANY_ROWS = 4096  # an embedding table has at least so many
 STEPS = FINEST * 2.0 ** np.array([0, 2, 4, *np.arange(5, 11.01, 0.25)])
 MIN_SIZE = 256  # less than with clusters: a small tensor gets a fine step
 BOOK_BYTES = 1.5  # that a value of a codebook takes in a file, about
 _POSITIONS = re.compile(r"(^|[._])(wpe|pos|pos_?emb\w*|\w*position\w*|places)([._]|$)", re.I)
 _LOOK_UP = re.compile(r"embed|(^|[._])(wte|tok|tokens?|emb|vocab)([._]|$)", re.I)
+_OUTPUTS = re.compile(r"(^|\.)(classifier|logits|\w*head)\.weight$|^(model\.)?fc\.weight$")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def share_of(name: str, shape: tuple[int, ...]) -> float:
     share = math.prod(shape) ** LARGER_IS_COARSER
     if _POSITIONS.search(name):
         return share * FINER_TABLE
+    if _OUTPUTS.search(name):
+        return share * FINER_OUTPUTS
     is_table = len(shape) == 2 and shape[0] >= MANY_ROWS and _LOOK_UP.search(name)
     return share * (COARSER_TABLE if is_table else 1.0)
 
