@@ -6,7 +6,8 @@ Rows: `pack --clusters` with 16 and 256 values per tensor; symmetric 8-bit and 4
 each output channel, codes and scales under zstd -19; and a uniform step for each tensor, its integers coded by
 DeepCABAC (the coder of NNCodec and of the ISO standard; the best of its settings for each tensor). All of
 them get BatchNorm statistics that are estimated again from the same 1,000 unlabelled training images, as ours
-do. Everything that is not a weight matrix is counted as float32 under zstd -19, too.
+do. Everything that is not a weight matrix is counted as float32 under zstd -19, too. Rows are added to the JSON
+file one by one; those it has already are not measured again.
 """
 
 import argparse
@@ -118,8 +119,11 @@ def main():
             name = f"uniform step of {step} rms, DeepCABAC"
             ways[name] = lambda m, step=step: uniform(m, step, given.nncodec)
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("bn"))
-    rows = []
+    found = given.json and given.json.exists()
+    rows = json.loads(given.json.read_text()) if found else []
     for name, way in ways.items():
+        if any(row["way"] == name for row in rows):
+            continue
         packed = copy.deepcopy(model)
         with torch.no_grad():
             count = way(packed)
