@@ -1,6 +1,6 @@
 """`pack` on trained networks that Python packages ship: clusters beside budgets, bytes and change of the outputs.
 
-    python benchmarks/packing_shipped.py FOLDER [--only NAME ...] [--json FILE]
+    python benchmarks/packing_shipped.py FOLDER [--only NAME ...] [--without inputs|random] [--json FILE]
 
 FOLDER holds the wheels; `shipped.py` says which, and what the inputs are. Rows: `--clusters`, k-means with the
 same number of values for every tensor; 8-bit integers with a scale per row, under zstd -19; `--bits`, one budget
@@ -84,7 +84,7 @@ def loaded(model, path):
     return packed
 
 
-def measure(name, model, tests, inputs, table, path):
+def measure(name, model, tests, inputs, without, table, path):
     elements = sum(value.numel() for value in model.state_dict().values())
 
     def add(way, size, packed):
@@ -108,6 +108,8 @@ def measure(name, model, tests, inputs, table, path):
         ("inputs", inputs),
         ("random", random_batches(model, arguments(inputs[0]))),
     ):
+        if kind == without:
+            continue
         packer = Packer(model, batches, Settings(min_size=MIN_SIZE))
 
         def at(price, kind=kind, packer=packer):
@@ -131,6 +133,7 @@ def main():
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=list(NETWORKS))
+    parser.add_argument("--without", choices=("inputs", "random"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -140,7 +143,7 @@ def main():
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         with tempfile.TemporaryDirectory() as folder:
-            measure(name, model, tests, inputs, table, Path(folder) / "packed.reef")
+            measure(name, model, tests, inputs, given.without, table, Path(folder) / "packed.reef")
 
 
 if __name__ == "__main__":
