@@ -77,6 +77,13 @@ def check_target(path: Path | str) -> bool:
     return True
 
 
+def check_place(path: Path | str) -> None:
+    """Stop before work is done for a file that cannot be written where it is to be."""
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
+        raise ReefknotError(f"{path} could not be written: there is no folder {folder}")
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush the rename to disk; not every system allows opening a folder for that."""
     with contextlib.suppress(OSError):

@@ -10,13 +10,11 @@ import click
 from reefknot import __version__
 from reefknot.cli.export import export
 from reefknot.cli.export_html import html
-from reefknot.cli.files import inspect, pack, unpack, verify
+from reefknot.cli.files import DEBUG, inspect, pack, unpack, verify
 from reefknot.cli.printing import plain
 from reefknot.cli.search import search, show_try
 from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
-
-_DEBUG = "reefknot.debug"
 
 
 class _Commands(click.Group):
@@ -27,9 +25,9 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ReefknotError as error:
             lines = "\n".join(plain(line) for line in str(error).splitlines())
-            if ctx.meta.get(_DEBUG):
+            if ctx.meta.get(DEBUG):
                 traceback.print_exc()
-            elif isinstance(error, UserCodeError):
+            elif isinstance(error, UserCodeError) and self._shows_tracebacks(ctx):
                 lines += "; add --debug to see where"
             click.echo(f"reefknot: {lines}", err=True)
             ctx.exit(error.exit_code)
@@ -40,6 +38,10 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("reefknot: stopped", err=True)
             ctx.exit(130)
+
+    def _shows_tracebacks(self, ctx: click.Context) -> bool:
+        command = self.commands.get(ctx.invoked_subcommand or "")
+        return command is not None and any(option.name == "debug" for option in command.params)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,7 +88,7 @@ def run(
     debug: bool,
 ) -> None:
     """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
-    click.get_current_context().meta[_DEBUG] = debug
+    click.get_current_context().meta[DEBUG] = debug
     if resume and force:
         raise click.UsageError("--resume continues a run, --force starts over: choose one of them.")
     if max_error_increase is None and reference_error is not None:

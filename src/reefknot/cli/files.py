@@ -13,6 +13,7 @@ from reefknot.cli.printing import table_of as _table
 from reefknot.cli.shrinking import as_dict, show, shrunk
 
 _EXISTING = click.Path(path_type=Path)
+DEBUG = "reefknot.debug"  # in the metadata of a context: whether tracebacks are wanted
 
 
 def _limit(max_bytes: int | None) -> int:
@@ -61,11 +62,13 @@ _MAX_BYTES = click.option(
 )
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def pack(
     source: Path, target: Path, size: str | None, bits: float | None, error: float | None,
     model_name: str | None, inputs: str | None, example: str | None, for_inference: bool,
     clusters: int | None, density: float | None, scope: Any,
     keep: tuple[str, ...], min_size: int | None, effort: Any, force: bool, as_json: bool,
+    debug: bool,
 ) -> None:  # fmt: skip
     """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin, a folder) as a .reef file.
 
@@ -85,6 +88,7 @@ def pack(
     from reefknot.packing import clustering
     from reefknot.packing.pack import pack as pack_file
 
+    click.get_current_context().meta[DEBUG] = debug
     asked = (None if size is None else _num_bytes(size), bits, error)
     budget = None if asked == (None, None, None) else budgets.Budget(*asked)
     if min_size is None:
@@ -118,18 +122,11 @@ def pack(
                 size=budget.size, bits=bits, error=error, for_inference=for_inference,
                 keep=keep, min_size=min_size, effort=effort, on_progress=on_progress,
             )  # fmt: skip
-    _show_packed(
-        packed,
-        source,
-        target,
-        as_json=as_json,
-        nothing_changed=settings.lossless and budget is None,
-    )
+    in_short = settings.lossless and budget is None
+    _show_packed(packed, source, target, as_json=as_json, in_short=in_short)
 
 
-def _show_packed(
-    packed: Any, source: Path, target: Path, *, as_json: bool, nothing_changed: bool
-) -> None:
+def _show_packed(packed: Any, source: Path, target: Path, *, as_json: bool, in_short: bool) -> None:
     """Print what was packed, and warnings to standard error."""
     if as_json:
         rows = [vars(change) for change in packed.changes]
@@ -139,7 +136,7 @@ def _show_packed(
             "warnings": packed.warnings, "metadata_left_out": packed.metadata_left_out,
             "outputs": packed.outputs and vars(packed.outputs), "tensors": rows,
         }))  # fmt: skip
-    elif nothing_changed:
+    elif in_short:
         tied = sum(change.done.startswith("tied") for change in packed.changes)
         count = f"{len(packed.changes):,} tensors, {tied:,} of them with few values"
         scaled = sum(change.done.startswith("integers") for change in packed.changes)
@@ -148,6 +145,8 @@ def _show_packed(
     else:
         _print(_changes(packed))
         click.echo(f"{_sizes(packed)}, wrote {plain(target)}")
+        if packed.lossless:
+            click.echo("nothing changed: every value reads back as it was")
         if packed.outputs is not None:
             click.echo(str(packed.outputs))
     if packed.metadata_left_out:
@@ -163,6 +162,8 @@ def _pack_model(
     example: str | None, **options: Any,
 ) -> Any:  # fmt: skip
     """Pack the model that a user's function makes, with the weights of a checkpoint."""
+    from torch import nn
+
     from reefknot.errors import ConfigError
     from reefknot.packing.models import load_checkpoint
     from reefknot.packing.models import pack as pack_model
@@ -171,26 +172,38 @@ def _pack_model(
     from reefknot.zoo import NETWORKS, resolve
 
     refuse_to_replace(target, force, files_of(source))
-    model = resolve(model_name, NETWORKS, "network")()
+    model: Any = resolve(model_name, NETWORKS, "network")
+    if not isinstance(model, nn.Module):
+        model = _called(model, model_name)
     load_checkpoint(model, source)
     given: dict[str, Any] = {}
     for key, name in (("inputs", inputs), ("example_input", example)):
         if name is not None:
-            given[key] = resolve(name, {}, "function of inputs")()
+            given[key] = _called(resolve(name, {}, "function of inputs"), name)
     if len(given) > 1:
         raise ConfigError("give --inputs or --example, not both")
     return pack_model(model, target, **given, **options)
 
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+def _called(function: Any, name: str) -> Any:
+    """What a user's function gives."""
+    from reefknot.errors import UserCodeError
+
+    try:
+        return function()
+    except Exception as error:
+        raise UserCodeError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
 def _num_bytes(text: str) -> int:
-    """A size such as 900KB or 1.5 MB in bytes; K is a thousand."""
-    found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMG]?)B?", text.strip().upper())
+    """A size such as 900KB or 1.5 MB in bytes; K is a thousand, Ki is 1,024."""
+    found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*((?:[KMG]I?)?)B?", text.strip().upper())
     if found is None:
         raise click.BadParameter(
-            f"{text!r} is not a size such as 900KB or 12MB", param_hint="--size"
+            f"{text!r} is not a size such as 900KB, 12MB or 880KiB", param_hint="--size"
         )
     return int(float(found[1].replace(",", "").replace("_", "")) * _UNITS[found[2]])
 

@@ -12,6 +12,7 @@ output layer, after which no layer is left to average errors out.
 """
 
 import math
+import numbers
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ class Budget:
                 f"found {' and '.join(given) or 'none'}"
             )
         value = getattr(self, given[0])
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise ConfigError(f"{given[0]} is a number above 0, found {value!r}")
         if not math.isfinite(value) or value <= 0:
             raise ConfigError(f"{given[0]} (--{given[0]}) is a number above 0, not {value}")
         if self.error is not None and self.error >= 1:

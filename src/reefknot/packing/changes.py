@@ -58,8 +58,8 @@ def _energy_lost(changes: Sequence[Change]) -> list[str]:
         named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
         found.append(
             f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
-            f"sum of their squares: {named}; outputs may be far off: allow more clusters or a "
-            "higher density, keep these, or train with tying"
+            f"sum of their squares: {named}; outputs may be far off: allow more bytes (more "
+            "clusters, a higher density), keep these, or train with tying"
         )
     return found
 

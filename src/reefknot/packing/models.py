@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.files import write_atomically
+from reefknot.files import check_place, write_atomically
 from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
-from reefknot.packing.changes import Change
+from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Plan, Settings, check_patterns
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
-from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors
+from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, require_enough
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
-from reefknot.tensors import to_tensor
+from reefknot.tensors import dtype_for, to_array, to_tensor
 
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
@@ -75,9 +75,12 @@ def pack(
     Without a budget nothing is changed. With inputs each layer is packed for the inputs that it
     receives, so that a file of the same size changes the outputs less.
     """
+    check_place(path)
     settings = Settings(keep=tuple(keep), min_size=min_size)
     budget = None if size is bits is error is None else Budget(size, bits, error)
     given = inputs is not None or example_input is not None
+    if inputs is not None and example_input is not None:
+        raise ConfigError("give inputs or an example_input, not both")
     if isinstance(model, nn.Module):
         model = _unwrapped(model)
     elif not isinstance(model, Mapping):
@@ -97,6 +100,8 @@ def pack(
     used, held_back = _split(batches)
     if (whole := _lossless(model, budget, path, effort)) is not None:
         return whole
+    if not for_inference:  # which makes the tensors smaller that are otherwise kept
+        require_enough(found_of(model.state_dict()), settings, budget, effort)
     model = copy.deepcopy(model).cpu().eval()
     packer = Packer(model, used, settings, for_inference, on_site=on_progress)
     data, packed = _Search(packer, budget, effort, held_back).run()
@@ -123,7 +128,7 @@ def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort
 
 
 def load_checkpoint(model: nn.Module, path: Path | str) -> None:
-    """Put the tensors of a checkpoint into a model, whatever float type they have."""
+    """Put the tensors of a checkpoint into a model, which gets their float types."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"--model gave a {type(model).__name__}; a torch module was expected")
     tensors = {t.name: to_tensor(t.read(), t.dtype) for t in open_tensors(path)}
@@ -132,6 +137,9 @@ def load_checkpoint(model: nn.Module, path: Path | str) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} does not fit the model: {reason}") from error
+    for name, own in model.state_dict(keep_vars=True).items():
+        if own.is_floating_point():
+            own.data = own.data.to(tensors[name].dtype)
 
 
 class _Search:
@@ -157,10 +165,12 @@ class _Search:
         price = self._first_price()
         limit = float(self._limit or self._error)
         best: tuple[bytes, Packed] | None = None
+        least = math.inf
         self._packer.weigh(price)
         for number in range(PASSES if self._elements > SMALL else SMALL_PASSES):
             data, packed = self._pass(price)
             value = self._measured(packed)
+            least = min(least, value)
             if value <= limit and (best is None or self._measured(best[1]) < value):
                 best = data, packed
             if CLOSE * limit <= value <= limit:
@@ -171,12 +181,16 @@ class _Search:
                 self._packer.weigh(price)
                 self._points.clear()
         if best is None:
-            what = "an error" if self._limit is None else "a file"
-            raise ConfigError(
-                f"{what} of at most {limit:.4g} was not reached in {len(self._points)} passes; the "
-                f"last one has {value:.4g}: allow more, or tie tensors that are kept exactly"
-            )
+            raise ConfigError(self._not_reached(least))
         return best
+
+    def _not_reached(self, least: float) -> str:
+        found = f"{int(least):,} bytes" if self._limit else f"an error of {least:.4g}"
+        asked = f"{self._limit:,} bytes are" if self._limit else f"an error of {self._error:.4g} is"
+        return (
+            f"{asked} not reached: the nearest that was found is {found}; allow more, or tie "
+            "tensors that are kept exactly (min_size, keep)"
+        )
 
     def _measured(self, packed: Packed) -> float:
         if self._limit is not None:
@@ -195,10 +209,14 @@ class _Search:
         over = [point for point in self._points if point[1] > 1]
         under = [point for point in self._points if point[1] <= 1]
         if over and under:
-            (x, y), (u, v) = min(over, key=lambda p: p[1]), max(under, key=lambda p: p[1])
+            # A higher price gives a smaller file, and a larger error.
+            by_size = self._limit is not None
+            (x, y), (u, v) = (max(over), min(under)) if by_size else (min(over), max(under))
             share = min(max((y - aim) / (y - v), 0.05), 0.95)
+            if len({point[1] > 1 for point in self._points[-2:]}) == 1:
+                share = 0.5  # twice on the same side: the size hardly changes there
             return float(2.0 ** (x + share * (u - x)))
-        x, y = min(self._points, key=lambda point: abs(point[1] - aim))
+        x, y = self._points[-1]
         apart = math.log2(aim / max(y, 1e-9))
         return float(2.0 ** (x + 1.1 * min(max(apart / self._slope(), -6), 6)))
 
@@ -235,9 +253,12 @@ class _Search:
 
 
 def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Change:
-    if torch.equal(before[change.name], after[change.name]):
+    old, new = before[change.name], after[change.name]
+    if torch.equal(old, new):
         return change
-    return replace(change, done="made to fit the packed weights")
+    loss = Loss(to_array(old), dtype_for(old.dtype))
+    loss.add(old.double().numpy().ravel(), new.double().numpy().ravel())
+    return loss.change(change.name, "made to fit the packed weights")
 
 
 def found_of(
@@ -273,6 +294,11 @@ def _listed(inputs: Iterable[Any]) -> list[Any]:
     if isinstance(inputs, Mapping):
         raise ConfigError(
             "inputs is a list or an iterator of batches; put a single batch in a list"
+        )
+    if not isinstance(inputs, Iterable):
+        raise ConfigError(
+            f"inputs is a list or an iterator of batches, such as a DataLoader, found a "
+            f"{type(inputs).__name__}"
         )
     found = list(inputs)
     if not found:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from reefknot.dtypes import DTYPES
+from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Network, Site
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Settings
@@ -169,6 +170,11 @@ class Packer:
             for inputs, originals in zip(own, others, strict=True):
                 found.add(inputs, originals)
         found.finish()
+        if not bool(torch.isfinite(found.second).all() and torch.isfinite(found.cross).all()):
+            raise UserCodeError(
+                f"what the model multiplies {site.name} by is NaN or infinite: the inputs or the "
+                "weights hold such values; mend them, or pack without inputs"
+            )
         return found
 
     def _pack_site(self, model: nn.Module, site: Site, moments: Moments, price: float) -> Change:

@@ -45,7 +45,7 @@ def renew(norm: _BatchNorm, original: Statistics, packed: Statistics) -> None:
     """
     if norm.running_mean is None or norm.running_var is None:
         return
-    floor = FLOOR * original.variance.mean()
+    floor = FLOOR * original.variance.mean() + norm.eps  # a single input has no variance
     ratio = (packed.variance + floor) / (original.variance + floor)
     norm.running_mean += (packed.mean - original.mean).to(norm.running_mean)
     norm.running_var *= ratio.to(norm.running_var)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.utils._pytree import tree_leaves
 
+from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import call
 
 FAR_OFF, AGREEING = 0.3, 0.9  # a larger relative error, or less agreement, gives a warning
@@ -58,6 +59,11 @@ def change_of_outputs(before: nn.Module, after: nn.Module, batches: Iterable[Any
             zip(tensors_of(call(before, batch)), tensors_of(call(after, batch)), strict=True)
         )
         for old, new in pairs:
+            if not bool(torch.isfinite(old).all()):
+                raise UserCodeError(
+                    "the model's outputs are NaN or infinite for inputs that were held back; mend "
+                    "the inputs, or pack without them"
+                )
             lost += float((new - old).square().sum())
             norm += float(old.square().sum())
         old, new = pairs[0]

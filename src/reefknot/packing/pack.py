@@ -5,6 +5,7 @@ Gives     a file, and what was done to each tensor. Memory is needed for the lar
 """
 
 import contextlib
+import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from reefknot.dtypes import DType
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.files import check_target, writing_atomically
+from reefknot.files import check_place, check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
@@ -64,6 +65,11 @@ class Packed:
     def bits(self) -> float:
         """Bits of the file for each element."""
         return 8 * self.file_bytes / max(self.elements, 1)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every tensor reads back as it was."""
+        return not any(change.largest_error for change in self.changes)
 
     @property
     def relative_error(self) -> float:
@@ -148,14 +154,33 @@ def within_budget(
         if best[0] < size <= limit:
             best = (size, plan.level)
         if size > limit and plan.level == HIGHEST:
-            raise ConfigError(
-                f"{limit:,} bytes are too few: with every tied weight at zero the file has "
-                f"{size:,}, for biases, norms and other tensors that are kept exactly: allow more, "
-                "or tie them too (--min-size 0)"
-            )
+            raise _too_few(limit, size)
         overhead = size - plan.estimate(plan.level)  # what is kept, and what the coder saves
     plan.at_level(best[1])
     return writer.write(file, plan)
+
+
+def require_enough(
+    found: Sequence[FoundTensor], settings: Settings, budget: Budget, effort: Effort
+) -> None:
+    """Stop before work is done for a size that cannot be reached by tying weights."""
+    writer = Writer(found, effort, lambda done, total: None)
+    limit = budget.bytes_for(writer.elements)
+    if limit is None:
+        return
+    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.own))
+    plan.at_level(HIGHEST)
+    _, size = writer.write(io.BytesIO(), plan)
+    if size > limit:
+        raise _too_few(limit, size)
+
+
+def _too_few(limit: int, size: int) -> ConfigError:
+    return ConfigError(
+        f"{limit:,} bytes are too few: with every tied weight at zero the file has {size:,}, for "
+        "biases, norms and other tensors that are kept exactly: allow more, or tie them too "
+        "(min_size=0, --min-size 0)"
+    )
 
 
 def _within_error(
@@ -240,6 +265,7 @@ def unpack(
 def refuse_to_replace(path: Path | str, force: bool, sources: Iterable[Path]) -> None:
     """Stop before work is done for a file that must not be replaced; a source never is."""
     exists = check_target(path)
+    check_place(path)
     for source in sources:
         with contextlib.suppress(OSError):  # one of them is not there
             if source.samefile(path):
