@@ -33,6 +33,11 @@ def example():
 
 def number():
     return 3
+
+def broken():
+    raise RuntimeError("my own mistake")
+
+ready = model()
 """
 
 
@@ -51,7 +56,8 @@ def weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "num_bytes"), [("25KB", 25_000), ("0.025 mb", 25_000), ("25_000", 25_000)]
+    ("size", "num_bytes"),
+    [("25KB", 25_000), ("0.025 mb", 25_000), ("25_000", 25_000), ("25 KiB", 25_600)],
 )
 def test_sizes_are_written_as_people_write_them(tmp_path, weights, size, num_bytes):
     assert run("pack", weights, tmp_path / "m.reef", "--size", size).exit_code == 0
@@ -124,6 +130,37 @@ def test_what_is_no_model_is_said(tmp_path, mine):
     arguments = ("pack", "weights.safetensors", "m.reef", "--size", "6KB", "--inputs")
     result = run(*arguments, f"{mine}:inputs", "--model", f"{mine}:number")
     assert result.exit_code == 2 and "a torch module was expected" in result.stderr
+
+
+def test_a_model_that_is_made_already_is_taken_as_it_is(tmp_path, mine):
+    arguments = ("pack", "weights.safetensors", "m.reef", "--bits", 4, "--model", f"{mine}:ready")
+    assert run(*arguments, "--inputs", f"{mine}:inputs").exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--model", "--inputs"])
+def test_a_function_that_fails_is_named_and_debug_shows_where(tmp_path, mine, option):
+    names = {"--model": f"{mine}:model", "--inputs": f"{mine}:inputs", option: f"{mine}:broken"}
+    words = [word for pair in names.items() for word in pair]
+    result = run("pack", "weights.safetensors", "m.reef", "--bits", 4, *words)
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert f"{mine}:broken failed: RuntimeError: my own mistake; add --debug" in result.stderr
+    shown = run("pack", "weights.safetensors", "m.reef", "--bits", 4, *words, "--debug").stderr
+    assert f"{mine}.py" in shown and "add --debug" not in shown
+
+
+def test_a_half_precision_checkpoint_stays_one(tmp_path, mine):
+    half = {k: v.astype("<f2") for k, v in load_file("weights.safetensors").items() if v.ndim}
+    count = {"1.num_batches_tracked": np.zeros((), np.int64)}
+    save_file(half | count, "half.safetensors")
+    words = ("--model", f"{mine}:model", "--inputs", f"{mine}:inputs", "--size", "6KB")
+    assert run("pack", "half.safetensors", "m.reef", *words).exit_code == 0
+    loaded = reefknot.load(tmp_path / "m.reef")
+    assert all(loaded[name].dtype == torch.float16 for name in half)
+
+
+def test_a_budget_that_the_whole_network_fits_changes_nothing_and_says_so(tmp_path, weights):
+    result = run("pack", weights, tmp_path / "m.reef", "--size", "1MB")
+    assert "nothing changed: every value reads back as it was" in result.stdout
 
 
 def test_a_folder_as_model_hubs_have_it_goes_there_and_back(tmp_path):

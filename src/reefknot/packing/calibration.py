@@ -55,6 +55,7 @@ class Moments:
         self.cross = torch.zeros_like(weights)  # original outputs with packed inputs
         self.first, self.original_first = torch.zeros(2, groups, width)
         self._fourth = torch.zeros(groups)  # of the length of packed inputs
+        self.output_square = torch.zeros(())  # of original outputs, summed over all of them
         self.count = 0
 
     def add(self, inputs: Tensor, originals: Tensor) -> None:
@@ -63,6 +64,7 @@ class Moments:
         torch.baddbmm(self.second, packed.mT, packed, out=self.second)
         outputs = torch.bmm(self._weights, original.mT)
         torch.baddbmm(self.cross, outputs, packed, out=self.cross)
+        self.output_square += outputs.square().sum()
         self.first += packed.sum(1)
         self.original_first += original.sum(1)
         self._fourth += packed.square().sum(2).square().sum(1)
@@ -70,7 +72,8 @@ class Moments:
 
     def finish(self) -> None:
         """Turn the sums into means."""
-        for total in (self.second, self.cross, self.first, self.original_first, self._fourth):
+        totals = (self.second, self.cross, self.first, self.original_first, self._fourth)
+        for total in (*totals, self.output_square):
             total /= max(self.count, 1)
 
     def damping(self) -> Tensor:

@@ -34,6 +34,7 @@ from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
 DAMPING = 0.02  # of the inputs' second moments, at least; relative to their mean
+LEAST_VARIANCE = 0.02  # of a layer's outputs, relative to their square in the original network
 LEAST_WORTH = 1e-6  # of an error, relative to the weight where it does the most harm
 
 
@@ -198,7 +199,8 @@ class Packer:
         """The matrices of a site's groups, (groups, out, in), at a price."""
         mean = moments.first
         centered = moments.second - mean[:, :, None] * mean[:, None, :]
-        variance = float((torch.bmm(aims, centered) * aims).sum().clamp(min=1e-30))
+        variance = float((torch.bmm(aims, centered) * aims).sum())
+        variance = max(variance, LEAST_VARIANCE * float(moments.output_square), 1e-30)
         worth = self._worths.get((site.name, site.first_row), 1.0)
         values, counts, error = torch.empty_like(aims), np.zeros(1, np.int64), 0.0
         for group, lacking in enumerate(moments.damping().tolist()):
