@@ -23,8 +23,8 @@ from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Plan, Settings, check_patterns
-from reefknot.packing.inputs import random_batches
-from reefknot.packing.network import Packer
+from reefknot.packing.inputs import RANDOM_DAMPING, random_batches
+from reefknot.packing.network import DAMPING, Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
 from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, require_enough
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
@@ -103,7 +103,8 @@ def pack(
     if not for_inference:  # which makes the tensors smaller that are otherwise kept
         require_enough(found_of(model.state_dict()), settings, budget, effort)
     model = copy.deepcopy(model).cpu().eval()
-    packer = Packer(model, used, settings, for_inference, on_site=on_progress)
+    damping = DAMPING if inputs is not None else RANDOM_DAMPING
+    packer = Packer(model, used, settings, for_inference, damping, on_site=on_progress)
     data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
     if packed.outputs is not None and inputs is None:

@@ -33,7 +33,7 @@ from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, e
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
-DAMPING = 0.02  # of the inputs' second moments, at least; relative to their mean
+DAMPING = 0.05  # of the inputs' second moments, at least; relative to their mean
 LEAST_VARIANCE = 0.02  # of a layer's outputs, relative to their square in the original network
 LEAST_WORTH = 1e-6  # of an error, relative to the weight where it does the most harm
 
@@ -53,6 +53,7 @@ class Packer:
     batches: Sequence[Any]
     settings: Settings
     for_inference: bool = False
+    damping: float = DAMPING
     positions: int = POSITIONS
     on_site: Callable[[int, int], None] = lambda done, total: None
     _statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -209,7 +210,7 @@ class Packer:
                 moments.second[group].clone(),
                 worth / variance,
                 price,
-                max(DAMPING, lacking),
+                max(self.damping, lacking),
             )
             values[group] = torch.from_numpy(matrix.values())
             counts = counts + matrix.counts()
