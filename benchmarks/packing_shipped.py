@@ -22,8 +22,8 @@ from shipped import NETWORKS
 import reefknot
 from reefknot.packing.budget import MIN_SIZE
 from reefknot.packing.clustering import Settings
-from reefknot.packing.inputs import RANDOM_DAMPING, random_batches
-from reefknot.packing.network import DAMPING, Packer
+from reefknot.packing.inputs import random_batches
+from reefknot.packing.network import DAMPING, RANDOM_DAMPING, Packer
 from reefknot.packing.outputs import change_of_outputs
 
 CLUSTERS = (16, 64, 256)

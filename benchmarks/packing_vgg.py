@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 import reefknot
 from reefknot.packing.clustering import Settings
-from reefknot.packing.inputs import RANDOM_DAMPING, random_batches
-from reefknot.packing.network import DAMPING, Packer
+from reefknot.packing.inputs import random_batches
+from reefknot.packing.network import DAMPING, RANDOM_DAMPING, Packer
 from reefknot.zoo import DATASETS, NETWORKS
 
 

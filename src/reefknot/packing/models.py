@@ -23,8 +23,8 @@ from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Plan, Settings, check_patterns
-from reefknot.packing.inputs import RANDOM_DAMPING, random_batches
-from reefknot.packing.network import DAMPING, Packer
+from reefknot.packing.inputs import random_batches
+from reefknot.packing.network import DAMPING, RANDOM_DAMPING, Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
 from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, require_enough
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of

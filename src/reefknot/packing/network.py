@@ -33,7 +33,8 @@ from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, e
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
-DAMPING = 0.05  # of the inputs' second moments, at least; relative to their mean
+# Of the inputs' second moments, at least, relative to their mean: of real inputs, of random ones.
+DAMPING, RANDOM_DAMPING = 0.05, 0.02
 LEAST_VARIANCE = 0.02  # of a layer's outputs, relative to their square in the original network
 LEAST_WORTH = 1e-6  # of an error, relative to the weight where it does the most harm
 
