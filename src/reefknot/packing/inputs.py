@@ -16,9 +16,6 @@ from torch import Tensor, nn
 INPUTS, BATCH = 512, 64  # at most
 ELEMENTS = 2**22  # of all inputs together, if eight of them are not more
 CORRELATION = 0.9  # of the channels of an image
-RANDOM_DAMPING = (
-    0.02  # of their second moments; chosen on validation images, as that of real inputs was
-)
 
 
 def random_batches(model: nn.Module, example: Any) -> list[Any]:
