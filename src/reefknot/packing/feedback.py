@@ -25,6 +25,7 @@ from reefknot.packing.quantizer import BIT_WORTH
 
 BLOCK = 128  # columns whose errors are propagated together
 MOST = 2**15 - 1  # the largest multiple
+STEP_WORTH = 0.45 * BIT_WORTH  # larger steps than at high rates: here most weights may be zero
 STEP_BITS = 8  # significant bits of a step, so that its multiples have few
 SAMPLE = 96  # rows on which the frequency of each multiple is estimated first
 RIDGE = 0.2  # relative to the mean second moment
@@ -67,7 +68,7 @@ def feedback(
     spread, factors = _decompose(moments[order][:, order])
     columns = np.ascontiguousarray(weights[:, order.numpy()])
     cost = spread * max(worth, 1e-30)
-    step = math.sqrt(price / (BIT_WORTH * float(cost.mean())))
+    step = math.sqrt(price / (STEP_WORTH * float(cost.mean())))
     rms = math.sqrt(float(np.mean(np.square(columns, dtype=np.float64)))) or 1.0
     step = float(significant(np.array(min(max(step, rms / 128), 16 * rms)), STEP_BITS))
     rows = np.linspace(0, len(columns) - 1, min(SAMPLE, len(columns))).astype(np.int64)
