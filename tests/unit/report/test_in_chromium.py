@@ -32,7 +32,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name in RUNS:
         folder = tmp_path_factory.mktemp("report") / "run"
-        shutil.copytree(RECORDS / f"2026-11-15_{name}_seed0", folder)
+        shutil.copytree(next(RECORDS.glob(f"*_{name}_seed0")), folder)
         made[name] = write_report(folder, open_state(folder / "model.reef"))
     several = [Compared(f"runs/{'n' * 60}", "finished", 900 + n, 3.0 - n) for n in range(3)]
     several += [compared(place, place.name) for place in sorted(RECORDS.glob("*-300-100_s*"))]
