@@ -43,8 +43,10 @@ paper: setup
 	.bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . zstandard \
 	    scikit-learn kmeans1d flash1dkmeans coremltools gguf torchao
 	$(PYTHON) -m venv .bench/nncodec
-	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check 'numpy<2'
-	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nncodec
+	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check 'numpy<2' 'pandas<3' \
+	    scikit-learn h5py tqdm click torchmetrics 'opencv-python-headless<4.12'
+	.bench/nncodec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nncodec ptflops
 	touch $@
 
 bench: .bench/ready

@@ -3,11 +3,11 @@
     python benchmarks/packing_peers.py PARENT.safetensors [--nncodec PYTHON] [--draw 0] [--json FILE]
 
 Rows: `pack --clusters` with 16 and 256 values per tensor; symmetric 8-bit and 4-bit integers with a scale for
-each output channel, codes and scales under zstd -19; and a uniform step for each tensor, its integers coded by
-DeepCABAC (the coder of NNCodec and of the ISO standard; the best of its settings for each tensor). All of
-them get BatchNorm statistics that are estimated again from the same 1,000 unlabelled training images, as ours
-do. Everything that is not a weight matrix is counted as float32 under zstd -19, too. Rows are added to the JSON
-file one by one; those it has already are not measured again.
+each output channel, codes and scales under zstd -19; and bitstreams of NNCodec (the ISO standard: dependent
+quantization, DeepCABAC) with one QP for all matrices or with steps relative to their sizes. All of them get
+BatchNorm statistics that are estimated again from the same 1,000 unlabelled training images, as ours do.
+Everything that is not a weight matrix is counted, too: NNCodec codes it, for the integers it is float32 under
+zstd -19. Rows are added to the JSON file one by one; those it has already are not measured again.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from packing_vgg import drawn, error, parent
 import reefknot
 from reefknot.zoo import DATASETS
 
-HELPER = Path(__file__).with_name("deepcabac.py")
+HELPER = Path(__file__).with_name("nncodec_file.py")
+NNCODEC = ("-26", "-22", "-18", "0.5rms", "1.0rms", "1.5rms")
 
 
 def is_matrix(value):
@@ -56,30 +57,18 @@ def integers(model, bits):
     return lambda: compressed(*codes) + compressed(*scales, *rest(model))
 
 
-def uniform(model, step, python):
-    """Multiples of a step, given relative to the root mean square of the tensor."""
-    codes, steps = [], []
-    for value in model.state_dict().values():
-        if is_matrix(value):
-            size = float(step * value.square().mean().sqrt())
-            code = (value / size).round()
-            value.copy_(code * size)
-            codes.append(code.to(torch.int32).numpy())
-            steps.append(size)
-
-    def count():
-        total = 4 * len(steps) + compressed(*rest(model))
-        with tempfile.TemporaryDirectory() as folder:
-            for n, code in enumerate(codes):
-                path = Path(folder) / f"{n}.npz"
-                np.savez(path, size=int(np.ptp(code)) + 1, zero=int(-code.min()), code=code)
-                done = subprocess.run(
-                    [python, HELPER, path], check=True, capture_output=True, text=True
-                )
-                total += json.loads(done.stdout)["payload_bytes"]
-        return total
-
-    return count
+def through_nncodec(model, how, python):
+    """A bitstream of NNCodec: with one QP, or with steps relative to the size of each matrix."""
+    state = model.state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        tensors, decoded = Path(folder) / "tensors.npz", Path(folder) / "decoded.npz"
+        np.savez(tensors, **{n: v.numpy() for n, v in state.items() if v.is_floating_point()})
+        command = [python, HELPER, tensors, decoded, how]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        with np.load(decoded) as found:
+            for name in found.files:
+                state[name].copy_(torch.from_numpy(found[name]))
+    return lambda: int(done.stdout)
 
 
 def clustered(model, values):
@@ -115,9 +104,9 @@ def main():
         "int4, a scale a channel, zstd": lambda m: integers(m, 4),
     }
     if given.nncodec:
-        for step in (0.25, 0.5, 1.0, 1.5):
-            name = f"uniform step of {step} rms, DeepCABAC"
-            ways[name] = lambda m, step=step: uniform(m, step, given.nncodec)
+        for how in NNCODEC:
+            named = f"steps of {how[:-3]} rms" if how.endswith("rms") else f"a QP of {how}"
+            ways[f"NNCodec, {named}"] = lambda m, how=how: through_nncodec(m, how, given.nncodec)
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("bn"))
     found = given.json and given.json.exists()
     rows = json.loads(given.json.read_text()) if found else []
