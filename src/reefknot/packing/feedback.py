@@ -25,7 +25,7 @@ from reefknot.packing.quantizer import BIT_WORTH
 
 BLOCK = 128  # columns whose errors are propagated together
 MOST = 2**15 - 1  # the largest multiple
-STEP_WORTH = 0.45 * BIT_WORTH  # larger steps than at high rates: here most weights may be zero
+STEP_WORTH = 0.25 * BIT_WORTH  # larger steps than at high rates: here most weights may be zero
 STEP_BITS = 8  # significant bits of a step, so that its multiples have few
 SAMPLE = 96  # rows on which the frequency of each multiple is estimated first
 RIDGE = 0.2  # relative to the mean second moment
