@@ -23,7 +23,7 @@ import reefknot
 from reefknot.packing.budget import MIN_SIZE
 from reefknot.packing.clustering import Settings
 from reefknot.packing.inputs import random_batches
-from reefknot.packing.network import DAMPING, RANDOM_DAMPING, Packer
+from reefknot.packing.network import Packer
 from reefknot.packing.outputs import change_of_outputs
 
 CLUSTERS = (16, 64, 256)
@@ -110,8 +110,7 @@ def measure(name, model, tests, inputs, without, table, path):
     ):
         if kind == without:
             continue
-        damping = RANDOM_DAMPING if kind == "random" else DAMPING
-        packer = Packer(model, batches, Settings(min_size=MIN_SIZE), damping=damping)
+        packer = Packer(model, batches, Settings(min_size=MIN_SIZE), random=kind == "random")
 
         def at(price, kind=kind, packer=packer):
             if not table.has(name, way := f"{kind}, price {price:.3g}"):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import reefknot
 from reefknot.packing.clustering import Settings
 from reefknot.packing.inputs import random_batches
-from reefknot.packing.network import DAMPING, RANDOM_DAMPING, Packer
+from reefknot.packing.network import Packer
 from reefknot.zoo import DATASETS, NETWORKS
 
 
@@ -51,8 +51,7 @@ def row(model, part, images, draw, price, folder):
     """One file; the draw is None for random inputs of the shape of the images."""
     start = time.time()
     batches = random_batches(model, (images,)) if draw is None else list(images.split(64))
-    damping = RANDOM_DAMPING if draw is None else DAMPING
-    packer = Packer(model, batches, Settings(), for_inference=True, damping=damping)
+    packer = Packer(model, batches, Settings(), for_inference=True, random=draw is None)
     packer.weigh(price)
     packed, _ = packer.at(price)
     path = folder / f"vgg-16-{draw}-{price:g}.reef"

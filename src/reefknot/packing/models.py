@@ -24,7 +24,7 @@ from reefknot.packing.budget import MIN_SIZE, Budget
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Plan, Settings, check_patterns
 from reefknot.packing.inputs import random_batches
-from reefknot.packing.network import DAMPING, RANDOM_DAMPING, Packer
+from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
 from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, require_enough
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
@@ -103,8 +103,7 @@ def pack(
     if not for_inference:  # which makes the tensors smaller that are otherwise kept
         require_enough(found_of(model.state_dict()), settings, budget, effort)
     model = copy.deepcopy(model).cpu().eval()
-    damping = DAMPING if inputs is not None else RANDOM_DAMPING
-    packer = Packer(model, used, settings, for_inference, damping, on_site=on_progress)
+    packer = Packer(model, used, settings, for_inference, inputs is None, on_site=on_progress)
     data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
     if packed.outputs is not None and inputs is None:

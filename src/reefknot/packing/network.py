@@ -54,7 +54,7 @@ class Packer:
     batches: Sequence[Any]
     settings: Settings
     for_inference: bool = False
-    damping: float = DAMPING
+    random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
     on_site: Callable[[int, int], None] = lambda done, total: None
     _statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Packer:
                 moments.second[group].clone(),
                 worth / variance,
                 price,
-                max(self.damping, lacking),
+                max(RANDOM_DAMPING if self.random else DAMPING, lacking),
             )
             values[group] = torch.from_numpy(matrix.values())
             counts = counts + matrix.counts()
