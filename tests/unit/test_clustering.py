@@ -164,13 +164,14 @@ def test_bins_count_every_value_and_ascend(tag):
 def test_one_dimensional_and_small_tensors_stay_exact_unless_asked():
     weights = {
         "gain": RNG.normal(size=2000).astype("<f4"),
+        "gain to broadcast": RNG.normal(size=(1, 2000, 1)).astype("<f4"),
         "small": RNG.normal(size=(10, 100)).astype("<f4"),
         "large": RNG.normal(size=(32, 32)).astype("<f4"),
     }
     found = values(cluster(weights, num_clusters=8))
-    assert [len(np.unique(found[name])) for name in weights] == [2000, 1000, 8]
+    assert [len(np.unique(found[name])) for name in weights] == [2000, 2000, 1000, 8]
     found = values(cluster(weights, num_clusters=8, min_size=0))
-    assert [len(np.unique(found[name])) for name in weights] == [8, 8, 8]
+    assert [len(np.unique(found[name])) for name in weights] == [8, 8, 8, 8]
     for density in (None, 0.5):
         assert np.array_equal(values(cluster(weights, 8, density))["gain"], weights["gain"])
 

@@ -86,8 +86,8 @@ class Settings:
             return f"{dtype.tag} is small already"
         if values.size < max(self.min_size, 1):
             return "too small"
-        if values.ndim < 2 and self.min_size:
-            return "one-dimensional"
+        if sum(size > 1 for size in values.shape) < 2 and self.min_size:
+            return "one-dimensional"  # also a norm layer's weights as (1, channels, 1)
         return "" if is_finite(values, dtype) else NOT_FINITE
 
 
