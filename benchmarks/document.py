@@ -221,11 +221,14 @@ def packing_shipped(rows):
             if row["way"].startswith(("--clusters", "int8")):
                 found = [_bytes_at(curve, row["change"]) for curve in curves]
                 name = row["way"] if row["way"].startswith("int8") else f"`{row['way']}`"
+                limit = f"limit of {row['way'].rpartition(' ')[2]} values"
+                limits = [f"{other['ratio']:.2f}" for other in own if other["way"] == limit]
                 cells.append([
-                    network, name, f"{row['change']:.4f}", f"{row['bytes']:,}",
+                    network, name, f"{row['change']:.4f}", f"{row['bytes']:,}", *(limits or [""]),
                     *("" if size is None else f"{size:,.0f} ({size / row['bytes']:.2f})" for size in found),
                 ])  # fmt: skip
-    titles = ["network", "way", "change of outputs", "bytes", "no data", "random inputs", "inputs"]
+    titles = ["network", "way", "change of outputs", "bytes", "same error of each tensor"]
+    titles += ["no data", "random inputs", "inputs"]
     return markdown(titles, cells)
 
 

@@ -15,12 +15,15 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 import zstandard
 from shipped import NETWORKS
 
 import reefknot
-from reefknot.packing.budget import MIN_SIZE
+from reefknot.dtypes import DTYPES
+from reefknot.packing.budget import MIN_SIZE, Curve
+from reefknot.packing.clustering import MIN_SIZE as CLUSTER_MIN_SIZE
 from reefknot.packing.clustering import Settings
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
@@ -74,6 +77,28 @@ def integers(model):
     return sum(len(pack(b"".join(a.tobytes() for a in part))) for part in (codes, rest)), packed
 
 
+def limit(model, values):
+    """Bytes of the best scalar quantizer over those of k-means, each tensor with the same error.
+
+    By order-0 entropy, codebooks included. No choice of a step for each tensor does better without knowing
+    which tensors matter more than others.
+    """
+    clustered = best = 0.0
+    for name, value in model.state_dict().items():
+        numbers = value.numpy()
+        if Settings(min_size=CLUSTER_MIN_SIZE).why_kept(name, DTYPES["F32"], numbers):
+            continue
+        found = reefknot.kmeans1d(numbers.ravel(), values)
+        shares = np.bincount(found.assignment) / numbers.size
+        shares = shares[shares > 0]
+        error = np.square(numbers.ravel() - found.centers[found.assignment], dtype=np.float64).sum()
+        curve = Curve.of(name, numbers, DTYPES["F32"])
+        step = curve.step_for(error / np.square(numbers, dtype=np.float64).sum())
+        clustered += 32 * len(shares) - numbers.size * (shares * np.log2(shares)).sum()
+        best += numbers.size * curve.bits_at(step)
+    return best / clustered
+
+
 def arguments(batch):
     return batch if isinstance(batch, dict | tuple | list) else (batch,)
 
@@ -97,6 +122,9 @@ def measure(name, model, tests, inputs, without, table, path):
         if not table.has(name, way := f"--clusters {values}"):
             size = reefknot.save(reefknot.cluster(model.state_dict(), num_clusters=values), path)
             add(way, size, loaded(model, path))
+    for values in CLUSTERS:
+        if not table.has(name, way := f"limit of {values} values"):
+            table.add({"network": name, "way": way, "ratio": limit(model, values)})
     if not table.has(name, "int8, zstd"):
         add("int8, zstd", *integers(model))
     for bits in BITS:
