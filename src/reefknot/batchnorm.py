@@ -2,11 +2,10 @@
 
 Takes     a model, and batches of its inputs, without labels; or one layer.
 Gives     the model with running means and variances of these inputs; or the layer's tensors as two
-          numbers a channel, for inference.
+          numbers a channel, for inference, which the former undoes.
 Unaware   of tying.
 """
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch.optim.swa_utils import update_bn
 
 from reefknot.dtypes import significant
 
-log = logging.getLogger("reefknot")
-
 SIGNIFICANT_BITS = 8  # of scales and shifts in the form for inference
 
 
@@ -27,22 +24,54 @@ def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
 
     A batch is what a DataLoader gives: inputs, or a tuple that begins with them. All batches have
     equal weight; a hundred are enough. The model stays in its mode, training or evaluation. A model
-    without BatchNorm is left alone. A layer that was packed for inference would be ruined, because
-    its old statistics are part of its scale and shift; a logged warning says so.
+    without BatchNorm is left alone. Layers that were written for inference get statistics again,
+    and a scale and shift with which they compute the same as before; then they can be trained.
     """
-    ruined = [name for name, module in model.named_modules() if _for_inference(module)]
-    if ruined:
-        log.warning(
-            "reefknot: %d BatchNorm layers, %r first, were packed for inference and have no "
-            "statistics of their own; new ones change the network: start from the parent instead",
-            len(ruined),
-            ruined[0],
-        )
-    update_bn(batches, model)
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    folded = [layer for layer in layers if is_folded(layer)]
+    if folded:
+        batches = list(batches)
+        _unfold(model, folded, batches)
+    if len(folded) < len(layers):
+        update_bn(batches, model)
 
 
-def _for_inference(module: nn.Module) -> bool:
-    """Whether a layer has the form that packing for inference gives it; new layers do not."""
+@torch.no_grad()
+def _unfold(model: nn.Module, layers: list[_BatchNorm], batches: Iterable[Any]) -> None:
+    """Give layers in their form for inference the statistics of their inputs, the function kept."""
+    seen: dict[_BatchNorm, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        rows = inputs[0].transpose(0, 1).flatten(1).double()
+        seen[layer].append((rows.mean(1), rows.square().mean(1)))
+
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    was_training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        for batch in batches:
+            model(batch[0] if isinstance(batch, tuple | list) else batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in was_training:
+            module.training = True
+    for layer, found in seen.items():
+        if not found or layer.running_mean is None or layer.running_var is None:
+            continue
+        mean = torch.stack([first for first, _ in found]).mean(0)
+        variance = torch.stack([second for _, second in found]).mean(0) - mean.square()
+        variance = variance.clamp(min=0)
+        scale = layer.weight.double()
+        layer.bias.copy_(layer.bias.double() + scale * mean)
+        layer.weight.copy_(scale * (variance + layer.eps).sqrt())
+        layer.running_mean.copy_(mean)
+        layer.running_var.copy_(variance)
+
+
+def is_folded(module: nn.Module) -> bool:
+    """Whether a layer is in its form for inference; new layers are not."""
     if not isinstance(module, _BatchNorm) or module.running_mean is None:
         return False
     mean, variance = module.running_mean, module.running_var

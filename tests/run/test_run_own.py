@@ -91,6 +91,26 @@ def test_a_users_own_network_and_data_are_found_in_the_current_folder(
     assert not torch.equal(loaded["1.running_var"], torch.ones(4))
 
 
+def test_a_file_for_inference_is_a_start_its_batchnorm_gets_statistics_again(
+    own_module: Any, tmp_path: Path
+) -> None:
+    own_module("mine/parts.py", MINE)
+    own = ("--set", "model=mine.parts:network", "--set", "data=mine.parts:data")
+    first = digits_config(tmp_path, settings='norms = "inference"')
+    parent = finished(first, tmp_path / "parent", *own)
+    folded = reefknot.load(parent / "model.reef")
+    assert not folded["1.running_mean"].any()
+    second = digits_config(tmp_path, settings='norms = "kept"\ninit = "kmeans"')
+    small = ("--set", "training.soft_steps=1", "--set", "optimizer.lr=1e-9")
+    start = ("--set", f"start={parent / 'model.reef'}")
+    out = finished(second, tmp_path / "out", *own, *start, *small)
+    assert record_of(out)["dense_val_error"] == record_of(parent)["val_error"]
+    found = reefknot.load(out / "model.reef")
+    deviation = (found["1.running_var"] + 1e-5).sqrt()
+    assert found["1.running_mean"].any()
+    assert torch.allclose(found["1.weight"] / deviation, folded["1.weight"], rtol=0.1)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

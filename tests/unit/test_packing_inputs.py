@@ -177,14 +177,21 @@ def test_the_canonical_form_is_the_same_function_in_two_numbers_a_channel():
     assert not (bits & 0xFFFF).any()  # at most 8 significant bits
 
 
-def test_new_statistics_for_a_network_packed_for_inference_are_warned_of(caplog):
+def test_a_network_for_inference_gets_statistics_to_train_with_and_computes_the_same():
     model, batches = images_net()
-    reefknot.update_batchnorm(copy.deepcopy(model), batches)
-    reefknot.update_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), batches)
-    assert not caplog.records
     make_canonical(model[1], model[0].bias)
+    make_canonical(model[5], None)
+    before = [model(batch).detach() for batch in batches]
+    model.train()
     reefknot.update_batchnorm(model, batches)
-    assert "packed for inference" in caplog.text
+    assert all(module.training for module in model.modules())
+    inputs = torch.cat([model[0](batch) for batch in batches]).detach()
+    assert torch.allclose(model[1].running_mean, inputs.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(model[1].running_var, inputs.var((0, 2, 3), correction=0), rtol=1e-4)
+    for batch, expected in zip(batches, before, strict=True):
+        assert torch.allclose(model.eval()(batch), expected, atol=1e-5)
+    whole = torch.cat(batches)
+    assert torch.allclose(model.eval()(whole), model.train()(whole), atol=1e-4)
 
 
 # -- what an error does to the outputs -----------------------------------------------------------

@@ -78,7 +78,7 @@ class TyingMethod(Method):
         doc='scales and shifts of norm layers: with a codebook of their "own" and never pruned, '
         '"tied" with everything else, "kept" exact, or "inference": when training ends the '
         "statistics of BatchNorm become part of scale and shift, two numbers of 8 bits a channel, "
-        "in a file that must not be trained on",
+        "in a file to be trained on only after `update_batchnorm`",
         check=is_choice(*get_args(Norms)),
     )
 

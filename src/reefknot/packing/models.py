@@ -66,7 +66,7 @@ def pack(
             what the model requires, or dicts of its arguments. Some hundred inputs are enough.
         example_input: one batch; without inputs, random ones like it take their place.
         for_inference: write BatchNorm as scale and shift alone, in few bits: a tenth of the bytes,
-            the same outputs, but the network must not be trained further.
+            the same outputs; before it is trained further it needs `update_batchnorm`.
         keep: patterns of names (`*.bias`) that stay exact.
         min_size: tensors with fewer elements stay exact, and so do those of one dimension.
         effort: how hard the coder tries: see `save`.

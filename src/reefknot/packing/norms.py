@@ -55,8 +55,7 @@ def renew(norm: _BatchNorm, original: Statistics, packed: Statistics) -> None:
 def make_canonical(norm: _BatchNorm, bias: nn.Parameter | None) -> None:
     """Fold a layer's statistics into its scale and shift, rounded to few significant bits.
 
-    `bias` is added to its inputs just before; it becomes 0. The result must neither be trained
-    further nor have its statistics estimated again.
+    `bias` is added to its inputs just before; it becomes 0. `update_batchnorm` undoes it.
     """
     for name, values in inference_form(norm, bias).items():
         getattr(norm, name).copy_(values)

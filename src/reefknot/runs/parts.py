@@ -18,6 +18,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from reefknot.batchnorm import is_folded, update_batchnorm
 from reefknot.errors import ConfigError, FormatError, ReefknotError
 from reefknot.files import read_bytes
 from reefknot.loading import load
@@ -30,6 +31,8 @@ from reefknot.runs.distillation import soft_labels
 from reefknot.runs.journal import Journal
 from reefknot.runs.training import Plan, blamed_on
 from reefknot.zoo import DATASETS, NETWORKS, Data, Split, as_data, resolve
+
+START_INPUTS = 2_048  # from which BatchNorm of a start for inference gets statistics
 
 
 @dataclass
@@ -90,6 +93,9 @@ def network_and_data(config: Config) -> tuple[nn.Module, Data]:
     _check_network(config, model, data)
     if config.start is not None:
         _load_parent(model, Path(config.start), "start")
+        if any(map(is_folded, model.modules())):  # a file for inference: statistics to train with
+            some = data.train.inputs[:START_INPUTS]
+            update_batchnorm(model, some.split(config.training.batch_size))
     return model, data
 
 
