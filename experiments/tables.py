@@ -142,7 +142,19 @@ def runs() -> Iterator[Run]:
         record = json.loads(path.read_text())
         if "rate_strict" not in record:
             record["rate_strict"] = rate_strict(open_state(path.parent / "model.reef"))
+        record["dense_test_error"] = _dense_error(path.parent)
         yield Run(path.parent, record)
+
+
+def _dense_error(folder: Path) -> float | None:
+    """The test error of its parent; of a run that continues another one, the parent of that one."""
+    start = read_config(folder / "config.toml").start
+    first = Path(start).parent if start else folder
+    before = _dense_error(first) if start and (first / "record.json").exists() else None
+    if before is not None:
+        return before
+    found: float | None = json.loads((folder / "record.json").read_text())["dense_test_error"]
+    return found
 
 
 def recipes() -> dict[tuple[str, str], list[Run]]:

@@ -23,12 +23,15 @@ def soft_labels(
     *,
     temperature: float,
     weight: float,
+    bf16: bool = False,
 ) -> Tensor:
     """(1 - weight) · one-hot label + weight · the teachers' mean probabilities at a temperature.
 
-    Probabilities p at temperature T are proportional to p^(1/T).
+    Probabilities p at temperature T are proportional to p^(1/T). With `bf16` the teachers compute
+    in bfloat16.
     """
-    mean = torch.stack([_probabilities(teacher, inputs) for teacher in teachers]).mean(0)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+        mean = torch.stack([_probabilities(teacher, inputs) for teacher in teachers]).mean(0)
     softened = (mean.clamp_min(1e-12).log() / temperature).softmax(1)
     return ((1 - weight) * one_hot(labels, mean.shape[1]) + weight * softened).float()
 

@@ -61,6 +61,7 @@ def build(config: Config) -> Parts:
             teachers,
             temperature=config.distillation.temperature,
             weight=config.distillation.weight,
+            bf16=config.training.bf16,
         )
         if data.augment is None:
             labels = soften(*data.train)
