@@ -61,7 +61,7 @@ def phases_for(
             tying_strength=low,
             refit_every=refit_every,
             init="kmeans" if begin == "trained" else "even",
-            controller=SparsityController(pruning, trained=begin == "trained"),
+            controller=SparsityController(pruning),
         ),
         Recover(
             weights,

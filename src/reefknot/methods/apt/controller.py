@@ -24,7 +24,6 @@ from reefknot.tying.saved import saved_number
 _LAST_LOSS, _LOSS_EXPONENT, _LARGEST_LOSS = 0.02, 0.9, 0.8
 _L1_GAIN, _L1_MAX_STEP = 0.2, 0.3  # of the log strength, per update
 _FIRST_L1, _LARGEST_L1 = 0.01, 1.0  # times the mean magnitude of the data loss's gradients
-_FIRST_L1_TRAINED = 0.2  # the same for trained weights: they need no time to learn, and have less
 _FIRST_PENALTY = 0.1  # the least first L1 penalty: the gradients of a trained network are tiny
 _L1_HEADROOM = 100.0  # the strength may grow to this many times the first one in any case
 
@@ -38,10 +37,10 @@ _AIM = 0.995  # of the target, so that the last trim has little or nothing to do
 class SparsityController:
     """Sets the L1 strength so that little has to be pruned when the zeros are fixed."""
 
-    def __init__(self, pruning: Pruning, *, trained: bool = False) -> None:
-        self.pruning, self.trained = pruning, trained
+    def __init__(self, pruning: Pruning) -> None:
+        self.pruning = pruning
         self.gradient = 0.0  # the largest mean magnitude of the gradients so far
-        self.first = 0.0  # a strength that hardly changes the data loss
+        self.first = 0.0  # the first strength
 
     def measure_gradients(
         self, gradients: Iterable[tuple[Group, Mapping[str, Tensor]]], grad_scale: float
@@ -55,10 +54,10 @@ class SparsityController:
             self.gradient = max(self.gradient, mean)
 
     def first_strength(self) -> float:
-        """One that hardly changes the data loss; trained weights begin to shrink at once."""
+        """A strength that hardly changes the data loss."""
         sizes = self.pruning.sum_of_magnitudes()
         self.first = max(_FIRST_L1 * self.gradient, _FIRST_PENALTY / max(sizes, 1e-12))
-        return max(self.first, _FIRST_L1_TRAINED * self.gradient) if self.trained else self.first
+        return self.first
 
     def updated(self, strength: float, done: float) -> float:
         """The new strength, given the old one and the fraction of the phase that is done."""
