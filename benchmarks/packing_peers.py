@@ -26,7 +26,7 @@ import reefknot
 from reefknot.zoo import DATASETS
 
 HELPER = Path(__file__).with_name("nncodec_file.py")
-NNCODEC = ("-40", "-36", "-32", "0.5rms", "1.0rms", "1.5rms")  # -32 is its default
+NNCODEC = ("-40", "-36", "-32", "-28", "-24", "0.5rms", "1.0rms", "1.5rms")  # -32 is its default
 
 
 def is_matrix(value):
