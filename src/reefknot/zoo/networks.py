@@ -25,8 +25,8 @@ _VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512
 class ChannelsLast(nn.Module):
     """The same images in the memory format channels_last.
 
-    All layers after it keep this format, in which a step of LeNet-5 takes 0.6 of the time. (VGG-16,
-    which has many channels, is not faster.)
+    All layers after it keep this format, in which a step of LeNet-5 takes 0.6 of the time, and one of
+    VGG-16 0.9.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def vgg_16() -> nn.Sequential:
     well. Here there is 0.3 around the dense layer alone: more slows a short training down. Pools
     round up, so that images of 16 and 24 pixels fit too.
     """
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers: OrderedDict[str, nn.Module] = OrderedDict(channels_last=ChannelsLast())
     in_channels, number = 3, 0
     for stage, widths in enumerate(_VGG_STAGES, start=1):
         for channels in widths:
