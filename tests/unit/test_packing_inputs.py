@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import reefknot
 from reefknot.errors import ConfigError, UserCodeError
-from reefknot.packing.calibration import Moments, Network, patches, sampled
+from reefknot.packing.calibration import Moments, patches, sampled
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating
 from reefknot.packing.harm import Harm
@@ -17,6 +17,7 @@ from reefknot.packing.inputs import natural
 from reefknot.packing.network import Packer
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.outputs import change_of_outputs
+from reefknot.packing.walking import Network
 
 
 def seeded(seed=0):
@@ -75,7 +76,7 @@ def images_net():
 
 def test_every_product_with_a_weight_is_a_site_in_order():
     model, batches = reader()
-    names = [site.name for site in Network(model, batches).sites()]
+    names = [site.name for site in Network(model, batches).sites]
     assert names[:2] == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
     assert names[-5:] == [
         "attention.self_attn.in_proj_weight",
@@ -89,7 +90,7 @@ def test_every_product_with_a_weight_is_a_site_in_order():
 
 def test_a_norm_knows_whether_it_gets_products_as_they_are():
     model, batches = images_net()
-    found = {site.name: site.after for site in Network(model, batches).sites() if site.norm}
+    found = {site.name: site.after for site in Network(model, batches).sites if site.norm}
     assert found == {"1": "0.weight", "5": ""}
 
 
@@ -97,14 +98,14 @@ def test_a_norm_knows_whether_it_gets_products_as_they_are():
 def test_inputs_of_a_site_are_those_of_its_module(make):
     model, batches = make()
     network, heard = Network(model, batches), []
-    sites = network.sites()
+    sites = network.sites
     last = sites[-1]
     module = model.get_submodule(last.name.rpartition(".")[0])
     handle = module.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
     for batch in batches:
         model(batch)
     handle.remove()
-    found = torch.cat(list(network.inputs(last, sites, 10**6)))[:, 0]
+    found = torch.cat(list(network.inputs(last, 10**6)))[:, 0]
     assert torch.allclose(found, torch.cat(heard).detach(), atol=1e-5)
 
 
@@ -441,9 +442,9 @@ def test_weights_of_a_recurrent_cell_meet_the_states_of_all_steps():
     torch.manual_seed(0)
     model, batch = Steps().eval(), torch.randn(64, 6, 16, generator=seeded())
     network = Network(model, [(batch,)])
-    sites = network.sites()
+    sites = network.sites
     site = next(site for site in sites if site.name == "cell.weight_hh")
-    (inputs,) = network.inputs(site, sites, 10_000)
+    (inputs,) = network.inputs(site, 10_000)
     assert len(inputs) == 64 * 6
     assert (inputs.flatten(1) != 0).any(1).sum() == 64 * 5  # all but the first
 

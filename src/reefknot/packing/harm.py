@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from reefknot.errors import UserCodeError
-from reefknot.packing.calibration import call
 from reefknot.packing.outputs import tensors_of
+from reefknot.packing.walking import call
 
 BATCHES = 4  # that are looked at, at most
 

@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
-from reefknot.packing.calibration import Moments, Network, Site
+from reefknot.packing.calibration import Moments, Site
 from reefknot.packing.changes import Change, Loss
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.harm import Harm
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
+from reefknot.packing.walking import Network
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
@@ -57,35 +58,34 @@ class Packer:
     random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
     on_site: Callable[[int, int], None] = lambda done, total: None
-    _statistics: dict[str, Statistics] = field(default_factory=dict)
-    _sites: list[Site] = field(default_factory=list)
+    _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
 
     @torch.no_grad()
     def at(self, price: float) -> tuple[nn.Module, dict[str, Change]]:
         """A packed copy of the model, and what was done to its weights."""
-        if not self._sites:
-            self._look()
         packed = copy.deepcopy(self.model).float().eval()
-        network = Network(packed, list(self.batches))
-        original = Network(_ready(self.model), list(self.batches))
-        for either in (network, original):
-            either.generator.manual_seed(0)  # the same positions are sampled in both
-        sites, twins = network.sites(), original.sites()
         changes: dict[str, Change] = {}
-        for number, site in enumerate(sites):
-            if site.norm is not None:
-                if site.name in self._statistics:
-                    found = Statistics.of(network.inputs(site, sites, self.positions))
-                    renew(site.norm, self._statistics[site.name], found)
-            elif self._is_packed(site.name):
-                moments = self._moments(site, network, sites, original, twins)
-                weight = self.model.get_parameter(site.name)
-                whole = site.rows_of(weight).numel() == weight.numel()
-                if moments.second.any() or not whole:  # zeros do not tell which errors matter
-                    change = self._pack_site(network.model, site, moments, price)
-                    changes[site.name] = _joined(changes.get(site.name), change)
-            self.on_site(number + 1, len(sites))
+        with (
+            Network(packed, self.batches) as network,
+            Network(_ready(self.model), self.batches) as original,
+        ):
+            for either in (network, original):
+                either.generator.manual_seed(0)  # the same positions are sampled in both
+            sites = network.sites
+            for number, site in enumerate(sites):
+                if site.norm is not None:
+                    if (wanted := self._norm_statistics().get(site.name)) is not None:
+                        found = Statistics.of(network.inputs(site, self.positions))
+                        renew(site.norm, wanted, found)
+                elif self._is_packed(site.name):
+                    moments = self._moments(site, network, original)
+                    weight = self.model.get_parameter(site.name)
+                    whole = site.rows_of(weight).numel() == weight.numel()
+                    if moments.second.any() or not whole:  # zeros do not tell which errors matter
+                        change = self._pack_site(packed, site, moments, price)
+                        changes[site.name] = _joined(changes.get(site.name), change)
+                self.on_site(number + 1, len(sites))
         if self.for_inference:
             for site in sites:
                 if site.norm is not None:
@@ -102,29 +102,15 @@ class Packer:
         The harm to the outputs of the network, over the relative error of the products. Without it
         the same relative error is worth the same everywhere.
         """
-        if not self._sites:
-            self._look()
         model = _ready(self.model)
-        network = Network(model, list(self.batches))
         harm = Harm(model, self.batches)
         found: dict[tuple[str, int], tuple[float, int]] = {}  # worth, elements
         self._worths = {}
-        for number, site in enumerate(self._sites):
-            self.on_site(number + 1, len(self._sites))
-            if site.norm is not None or not self._is_packed(site.name):
-                continue
-            moments = self._moments(site, network, self._sites)
-            if not moments.second.any():
-                continue
-            weight = model.get_parameter(site.name).detach()
-            changed = weight.clone()
-            rows = site.rows_of(changed)
-            aims = rows.flatten(1).unflatten(0, (site.groups, -1))
-            matrix = self._quantized(site, aims, moments, price)
-            tensors = {site.name: changed} | self._corrected(model, site, aims, matrix, moments)
-            rows.copy_(matrix.values.view_as(rows))
-            worth = harm.of(tensors) / max(matrix.error, 1e-12)
-            found[site.name, site.first_row] = worth, rows.numel()
+        with Network(model, self.batches) as network:
+            for number, site in enumerate(network.sites):
+                self.on_site(number + 1, len(network.sites))
+                if site.norm is None and self._is_packed(site.name):
+                    self._weigh_site(model, site, self._moments(site, network), price, harm, found)
         for name, weight in model.named_parameters():
             if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
                 changed = weight.detach().clone()
@@ -140,37 +126,51 @@ class Packer:
         mean = math.exp(logs / sum(n for _, n in known.values()))
         self._worths = {key: worth / mean for key, (worth, _) in known.items()}
 
-    def _look(self) -> None:
-        """Measure the inputs of the original network's norm layers."""
-        network = Network(_ready(self.model), list(self.batches))
-        self._sites = network.sites()
-        for site in self._sites:
-            if site.norm is not None:
-                inputs = network.inputs(site, self._sites, self.positions)
-                self._statistics[site.name] = Statistics.of(inputs)
+    def _weigh_site(
+        self,
+        model: nn.Module,
+        site: Site,
+        moments: Moments,
+        price: float,
+        harm: Harm,
+        found: dict[tuple[str, int], tuple[float, int]],
+    ) -> None:
+        if not moments.second.any():
+            return
+        changed = model.get_parameter(site.name).detach().clone()
+        rows = site.rows_of(changed)
+        aims = rows.flatten(1).unflatten(0, (site.groups, -1))
+        matrix = self._quantized(site, aims, moments, price)
+        tensors = {site.name: changed} | self._corrected(model, site, aims, matrix, moments)
+        rows.copy_(matrix.values.view_as(rows))
+        worth = harm.of(tensors) / max(matrix.error, 1e-12)
+        found[site.key] = worth, rows.numel()
+
+    def _norm_statistics(self) -> dict[str, Statistics]:
+        """Of the inputs of the original network's norm layers."""
+        if self._statistics is None:
+            with Network(_ready(self.model), self.batches) as network:
+                self._statistics = {
+                    site.name: Statistics.of(network.inputs(site, self.positions))
+                    for site in network.sites
+                    if site.norm is not None
+                }
+        return self._statistics
 
     def _is_packed(self, name: str) -> bool:
         weight = self.model.get_parameter(name)
         return not self.settings.why_kept(name, dtype_for(weight.dtype), to_array(weight))
 
-    def _moments(
-        self,
-        site: Site,
-        network: Network,
-        sites: list[Site],
-        original: Network | None = None,
-        twins: Sequence[Site] = (),
-    ) -> Moments:
+    def _moments(self, site: Site, network: Network, original: Network | None = None) -> Moments:
         """The moments of a site's inputs, in a packed and in the original network."""
         weights = site.rows_of(self.model.get_parameter(site.name).detach().float())
         found = Moments(weights.flatten(1).unflatten(0, (site.groups, -1)))
-        own = network.inputs(site, sites, self.positions)
+        own = network.inputs(site, self.positions)
         if original is None:
             for inputs in own:
                 found.add(inputs, inputs)
         else:
-            others = original.inputs(twins[sites.index(site)], twins, self.positions)
-            for inputs, originals in zip(own, others, strict=True):
+            for inputs, originals in zip(own, original.inputs(site, self.positions), strict=True):
                 found.add(inputs, originals)
         found.finish()
         if not bool(torch.isfinite(found.second).all() and torch.isfinite(found.cross).all()):
@@ -203,7 +203,7 @@ class Packer:
         centered = moments.second - mean[:, :, None] * mean[:, None, :]
         variance = float((torch.bmm(aims, centered) * aims).sum())
         variance = max(variance, LEAST_VARIANCE * float(moments.output_square), 1e-30)
-        worth = self._worths.get((site.name, site.first_row), 1.0)
+        worth = self._worths.get(site.key, 1.0)
         values, counts, error = torch.empty_like(aims), np.zeros(1, np.int64), 0.0
         for group, lacking in enumerate(moments.damping().tolist()):
             matrix = feedback(

@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 from torch.utils._pytree import tree_leaves
 
 from reefknot.errors import UserCodeError
-from reefknot.packing.calibration import call
+from reefknot.packing.walking import call
 
 FAR_OFF, AGREEING = 0.3, 0.9  # a larger relative error, or less agreement, gives a warning
 

@@ -25,8 +25,8 @@ _VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512
 class ChannelsLast(nn.Module):
     """The same images in the memory format channels_last.
 
-    All layers after it keep this format, in which a step of LeNet-5 takes 0.6 of the time, and one of
-    VGG-16 0.9.
+    All layers after it keep this format, in which a step of LeNet-5 takes 0.6 of the time, and one
+    of VGG-16 0.9.
     """
 
     def forward(self, images: Tensor) -> Tensor:
