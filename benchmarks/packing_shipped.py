@@ -31,7 +31,7 @@ from reefknot.packing.outputs import change_of_outputs
 
 CLUSTERS = (16, 64, 256)
 BITS = (1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
-FIRST_PRICE, LEAST_PRICE, APART = 2.0**-24, 2.0**-45, 2.0**4
+FIRST_PRICE, LEAST_PRICE, APART = 2.0**-24, 2.0**-45, 2.0**2
 
 
 class Table:
