@@ -12,6 +12,7 @@ packing has not seen. Rows are added to the JSON file one by one; those it has a
 import argparse
 import copy
 import json
+import math
 import tempfile
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from shipped import NETWORKS
 import reefknot
 from reefknot.dtypes import DTYPES
 from reefknot.packing.budget import MIN_SIZE, Curve
+from reefknot.packing.calibration import Moments
 from reefknot.packing.clustering import MIN_SIZE as CLUSTER_MIN_SIZE
 from reefknot.packing.clustering import Settings
+from reefknot.packing.feedback import decompose
 from reefknot.packing.inputs import random_batches
-from reefknot.packing.network import Packer
+from reefknot.packing.network import DAMPING, POSITIONS, Packer
 from reefknot.packing.outputs import change_of_outputs
+from reefknot.packing.walking import Network
 
 CLUSTERS = (16, 64, 256)
 BITS = (1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
@@ -99,6 +103,34 @@ def limit(model, values):
     return best / clustered
 
 
+@torch.no_grad()
+def column_steps(model, inputs):
+    """What a step for each column of a matrix would gain over one step for all, in dB: the mean over all weights.
+
+    At high rates the best steps make the cost D_k · step_k² equal (`feedback.py`), and the gain is the arithmetic
+    over the geometric mean of D. The scales of the columns would take bytes of their own, which are not counted.
+    """
+    gained = weights = 0.0
+    with Network(model, inputs) as network:
+        for site in network.sites:
+            if site.norm is not None:
+                continue
+            rows = site.rows_of(model.get_parameter(site.name)).flatten(1)
+            moments = Moments(rows.unflatten(0, (site.groups, -1)))
+            for batch in network.inputs(site, POSITIONS):
+                moments.add(batch, batch)
+            moments.finish()
+            for second, lacking in zip(moments.second, moments.damping().tolist()):
+                mean = float(second.diagonal().mean()) or 1.0
+                second.diagonal().add_(max(DAMPING, lacking) * mean)
+                order = torch.argsort(second.diagonal(), descending=True)
+                cost, _ = decompose(second[order][:, order])
+                size = rows.numel() / site.groups
+                gained += size * 10 * math.log10(cost.mean() / math.exp(np.log(cost).mean()))
+                weights += size
+    return gained / weights
+
+
 def arguments(batch):
     return batch if isinstance(batch, dict | tuple | list) else (batch,)
 
@@ -125,6 +157,8 @@ def measure(name, model, tests, inputs, without, table, path):
     for values in CLUSTERS:
         if not table.has(name, way := f"limit of {values} values"):
             table.add({"network": name, "way": way, "ratio": limit(model, values)})
+    if not table.has(name, way := "a step for each column"):
+        table.add({"network": name, "way": way, "dB": column_steps(model, inputs)})
     if not table.has(name, "int8, zstd"):
         add("int8, zstd", *integers(model))
     for bits in BITS:

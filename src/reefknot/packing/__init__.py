@@ -2,7 +2,7 @@
 
 pack.py         files to files, within a budget    models.py       `reefknot.pack`: models, inputs
 clustering.py   k-means and pruning, lossless      network.py      one pass at one price of a bit
-budget.py       a step for each tensor             walking.py      a network that waits at each weight
+budget.py       a step for each tensor             walking.py      a network waits at each weight
 quantizer.py    one tensor and a step              calibration.py  products with weights, moments
 changes.py      what was changed, and the error    feedback.py     one matrix for its inputs
 inputs.py       random inputs                      norms.py        BatchNorm of a packed network

@@ -65,7 +65,7 @@ def feedback(
     moments.diagonal().add_(damping * mean)
     order = torch.argsort(moments.diagonal(), descending=True, stable=True)
     back = torch.argsort(order).numpy()
-    spread, factors = _decompose(moments[order][:, order])
+    spread, factors = decompose(moments[order][:, order])
     columns = np.ascontiguousarray(weights[:, order.numpy()])
     cost = spread * max(worth, 1e-30)
     step = math.sqrt(price / (STEP_WORTH * float(cost.mean())))
@@ -95,7 +95,7 @@ def compensating(
     return weights + torch.cholesky_solve(missing, torch.linalg.cholesky(damped)).mT
 
 
-def _decompose(moments: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def decompose(moments: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """D and R of H = R·D·Rᵀ, with R upper triangular with ones on its diagonal."""
     flipped = moments.flip(0, 1)
     lower, failed = torch.linalg.cholesky_ex(flipped)
