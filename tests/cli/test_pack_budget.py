@@ -185,22 +185,66 @@ def test_a_folder_as_model_hubs_have_it_goes_there_and_back(tmp_path):
     assert result.exit_code == 0
 
 
-def test_ctrl_c_leaves_nothing_half_written(tmp_path):
-    big = {f"w{n}": RNG.normal(size=(1000, 1000)).astype("<f4") for n in range(12)}
-    save_file(big, tmp_path / "model.safetensors")
-    command = [sys.executable, "-m", "reefknot.cli", "pack", "model.safetensors", "m.reef"]
+SLOW = """
+import pathlib, time
+import torch
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(8))
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            if number > 2:
+                pathlib.Path("begun").touch()
+                time.sleep(0.5)
+            x = layer(x)
+        return x
+
+model = Slow
+
+def inputs():
+    return [torch.randn(8, 40) for _ in range(20)]
+"""
+
+
+def interrupted(folder, words, begun):
+    """The exit code and stderr of `pack` after Ctrl-C, as soon as files of a pattern are there."""
     process = subprocess.Popen(
-        [*command, "--bits", "2"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "reefknot.cli", "pack", "model.safetensors", "m.reef", *words],
+        cwd=folder,
         stderr=subprocess.PIPE,
         # A shell starts what it runs in the background with Ctrl-C ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".m.reef*")) and time.monotonic() < deadline:
+    while not list(folder.glob(begun)) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and b"stopped" in said
+    _, said = process.communicate(timeout=30)
+    return process.returncode, said
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path):
+    big = {f"w{n}": RNG.normal(size=(1000, 1000)).astype("<f4") for n in range(12)}
+    save_file(big, tmp_path / "model.safetensors")
+    code, said = interrupted(tmp_path, ("--bits", "2"), ".m.reef*")
+    assert code == 130 and b"stopped" in said
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_ctrl_c_while_batches_wait_in_the_network_ends_it(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    weights = {
+        f"layers.{n}.{kind}": RNG.normal(size=shape).astype("<f4")
+        for n in range(8)
+        for kind, shape in (("weight", (40, 40)), ("bias", 40))
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    words = ("--model", "slow:model", "--inputs", "slow:inputs", "--bits", "8")
+    code, said = interrupted(tmp_path, words, "begun")
+    assert code == 130 and b"stopped" in said
+    assert not list(tmp_path.glob("*m.reef*"))
