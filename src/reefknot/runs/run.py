@@ -163,15 +163,7 @@ def _train(
     """Train, continuing after `step` completed steps."""
     model, method, optimizer, data = parts.model, parts.method, parts.optimizer, parts.data
     plan, training = config.plan, config.training
-    batches = Batches(
-        data.train.inputs,
-        parts.labels,
-        training.batch_size,
-        config.seed,
-        data.augment,
-        parts.relabel,
-        [(round(share * plan.steps), pixels) for share, pixels in training.progressive_resizing],
-    )
+    batches = _batches(config, parts)
     notes = journal.notes
     last_saved = step or None
 
@@ -234,6 +226,19 @@ def _train(
             "strengths in [settings]"
         ) from error
     return method.finish()
+
+
+def _batches(config: Config, parts: Parts) -> Batches:
+    training, steps = config.training, config.plan.steps
+    return Batches(
+        parts.data.train.inputs,
+        parts.labels,
+        training.batch_size,
+        config.seed,
+        parts.data.augment,
+        parts.relabel,
+        [(round(share * steps), pixels) for share, pixels in training.progressive_resizing],
+    )
 
 
 @contextmanager
