@@ -111,14 +111,15 @@ def column_steps(model, inputs):
     over the geometric mean of D. The scales of the columns would take bytes of their own, which are not counted.
     """
     gained = weights = 0.0
-    with Network(model, inputs) as network:
+    with Network(model, inputs, walks=True) as network:
         for site in network.sites:
             if site.norm is not None:
                 continue
             rows = site.rows_of(model.get_parameter(site.name)).flatten(1)
             moments = Moments(rows.unflatten(0, (site.groups, -1)))
             for batch in network.inputs(site, POSITIONS):
-                moments.add(batch, batch)
+                if batch is not None:
+                    moments.add(batch, batch)
             moments.finish()
             for second, lacking in zip(moments.second, moments.damping().tolist()):
                 mean = float(second.diagonal().mean()) or 1.0

@@ -1,16 +1,20 @@
 """Walking: a network that is run once, and waits at each weight."""
 
+import contextvars
 import threading
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from reefknot.errors import UserCodeError
+import reefknot
+from reefknot.errors import ReefknotError, UserCodeError
 from reefknot.packing import walking
 from reefknot.packing.clustering import Settings
 from reefknot.packing.network import Packer
-from reefknot.packing.walking import Network
+from reefknot.packing.walking import Network, can_walk
 
 
 class Residual(nn.Module):
@@ -46,7 +50,7 @@ def waiting():
 
 
 def collected(model, batches):
-    with Network(model, batches) as network:
+    with Network(model, batches, walks=True) as network:
         return [torch.cat(list(network.inputs(site, 10**6))) for site in network.sites]
 
 
@@ -65,7 +69,7 @@ def test_inputs_are_those_of_a_run_from_the_beginning(model, batches, monkeypatc
 
 
 def test_a_weight_that_changes_while_batches_wait_is_used_as_it_is_then(model, batches):
-    with torch.no_grad(), Network(model, batches) as network:
+    with torch.no_grad(), Network(model, batches, walks=True) as network:
         first, *_, last = network.sites
         list(network.inputs(first, 10**6))
         model.first.weight.zero_()
@@ -103,13 +107,16 @@ def test_batches_that_take_another_way_are_left_out_where_they_do_not_come_by(ba
             return self.last(self.often(x) if len(x) > 2 else x)
 
     inputs = [torch.randn(n, 6) for n in (3, 1, 4)]
-    with Network(Switch().eval(), inputs) as network:
-        rows = [sum(map(len, network.inputs(site, 10**6))) for site in network.sites]
+    with Network(Switch().eval(), inputs, walks=True) as network:
+        rows = [
+            sum(len(x) for x in network.inputs(site, 10**6) if x is not None)
+            for site in network.sites
+        ]
     assert rows == [8, 7, 8]
 
 
 def test_nothing_waits_after_the_end(model, batches):
-    with Network(model, batches) as network:
+    with Network(model, batches, walks=True) as network:
         next(network.inputs(network.sites[1], 10**6))
         assert len(waiting()) == 1
     assert not waiting()
@@ -126,8 +133,202 @@ def test_an_error_in_the_model_is_told_and_nothing_waits_after_it(batches):
     broken = Broken().eval()
     with (
         pytest.raises(UserCodeError, match="no single images"),
-        Network(broken, [*batches, batches[0][:1]]) as network,
+        Network(broken, [*batches, batches[0][:1]], walks=True) as network,
     ):
         for site in network.sites:
             list(network.inputs(site, 10**6))
     assert not waiting()
+
+
+# -- models that do not allow several batches at the same time -------------------------------
+
+
+class Layers(nn.Module):
+    """Three layers, whose forward pass is for others to write."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = (nn.Linear(6, n) for n in (6, 6, 3))
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).relu()).relu())
+
+
+class Locked(Layers):
+    lock = threading.Lock()
+
+    def forward(self, x):
+        with self.lock:
+            return super().forward(x)
+
+
+class Remembering(Layers):
+    def forward(self, x):
+        self.skip = x
+        return self.last(self.second(self.first(x).relu() + self.skip).relu())
+
+
+class ChangingKernels(Layers):
+    def forward(self, x):
+        with sdpa_kernel(SDPBackend.MATH):
+            return super().forward(x)
+
+
+class ChangingWarnings(Layers):
+    def forward(self, x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return super().forward(x)
+
+
+class Random(Layers):
+    def forward(self, x):
+        return super().forward(x + torch.rand_like(x))
+
+
+@pytest.fixture
+def rows():
+    return list(torch.randn(6, 20, 6, generator=torch.Generator().manual_seed(2)))
+
+
+def test_plain_models_may_walk(model, batches, rows):
+    assert can_walk(model, batches) and can_walk(Layers().eval(), rows)
+    assert can_walk(Layers().eval(), rows[:1])
+
+
+@pytest.mark.parametrize("kind", [Locked, Remembering, ChangingKernels, ChangingWarnings, Random])
+def test_a_model_that_is_not_for_several_batches_at_once_is_run_again(kind, rows, monkeypatch):
+    monkeypatch.setattr(walking, "PATIENCE", 0.5)
+    before = torch.backends.cuda.flash_sdp_enabled(), list(warnings.filters)
+    assert not can_walk(kind().eval(), rows)
+    assert (torch.backends.cuda.flash_sdp_enabled(), list(warnings.filters)) == before
+    assert not waiting()
+
+
+def test_what_a_model_keeps_of_a_batch_is_that_of_the_same_batch(tmp_path, rows):
+    class Local(Layers):
+        def forward(self, x):
+            return self.last(self.second(self.first(x).relu() + x).relu())
+
+    found = [
+        reefknot.pack(kind().eval(), tmp_path / kind.__name__, bits=12, min_size=10, inputs=rows)
+        for kind in (Local, Remembering)
+    ]
+    assert found[0].outputs == found[1].outputs
+    assert found[0].file_bytes == found[1].file_bytes
+
+
+def test_a_lock_in_the_model_does_not_stop_it(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr(walking, "PATIENCE", 0.5)
+    packed = [
+        reefknot.pack(kind().eval(), tmp_path / "m.reef", bits=12, min_size=10, inputs=rows)
+        for kind in (Layers, Locked)
+    ]
+    assert packed[0].file_bytes == packed[1].file_bytes
+
+
+def test_many_threads_are_not_started(model, batches, monkeypatch):
+    monkeypatch.setattr(walking, "MOST_THREADS", 4 * torch.get_num_threads())
+    assert not Network(model, batches, walks=True).walks
+    assert Network(model, batches[:4], walks=True).walks
+
+
+def test_a_walk_has_the_context_of_its_caller(rows):
+    scale = contextvars.ContextVar("scale")
+
+    class Scaled(Layers):
+        def forward(self, x):
+            return super().forward(scale.get() * x)
+
+    scale.set(2.0)
+    assert can_walk(Scaled().eval(), rows)
+
+
+# -- products that are not seen, and batches that take another way ---------------------------
+
+
+def test_inference_mode_inside_and_outside_changes_nothing(tmp_path, rows):
+    class Inferring(Layers):
+        @torch.inference_mode()
+        def forward(self, x):
+            return super().forward(x)
+
+    def sizes(kind):
+        path = tmp_path / "m.reef"
+        packed = reefknot.pack(kind().eval(), path, bits=12, min_size=10, inputs=rows)
+        return packed.file_bytes, packed.outputs, packed.warnings
+
+    expected = sizes(Layers)
+    assert sizes(Inferring) == expected
+    with torch.inference_mode():
+        assert sizes(Layers) == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sizes(Layers) == expected
+
+
+def test_weights_whose_products_are_not_seen_are_named(tmp_path, rows):
+    class Casting(Layers):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                x = self.second(self.first(x).relu())
+            return self.last(x.float().relu())
+
+    packed = reefknot.pack(Casting().eval(), tmp_path / "m", bits=12, min_size=10, inputs=rows)
+    (sentence,) = (s for s in packed.warnings if "not seen" in s)
+    assert "'first.weight', 'second.weight'" in sentence and "last" not in sentence
+
+
+class Branching(Layers):
+    """Takes the second layer or not."""
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(self.second(h.relu()) if float(x.mean()) > 0 else h)
+
+
+def test_batches_that_take_a_way_of_their_own_count_after_it(rows):
+    positive = [x for x in rows if float(x.mean()) > 0]
+    negative = [x for x in rows if float(x.mean()) <= 0]
+    assert positive and negative
+    for first, most in ((positive, 3), (negative, 2)):
+        others = negative if first is positive else positive
+        for walks in (True, False):
+            with Network(Branching().eval(), first + others, walks=walks) as network:
+                seen = {
+                    site.name: sum(x is not None for x in network.inputs(site, 100))
+                    for site in network.sites
+                }
+            assert len(seen) == most
+            assert seen["first.weight"] == seen["last.weight"] == len(rows)
+
+
+def test_another_way_through_the_packed_network_is_no_error(tmp_path, rows):
+    class Gated(Layers):
+        """Takes another way as soon as its first layer is packed."""
+
+        def __init__(self):
+            super().__init__()
+            self.total = float(self.first.weight.detach().sum())
+
+        def forward(self, x):
+            h = self.first(x)
+            as_it_was = float(self.first.weight.detach().sum()) == self.total
+            return self.last(self.second(h.relu()) if as_it_was else h[:7]).mean(0)
+
+    packed = reefknot.pack(Gated().eval(), tmp_path / "m", bits=12, min_size=10, inputs=rows)
+    assert any("'second.weight' were not seen" in sentence for sentence in packed.warnings)
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_one_sentence(tmp_path, rows):
+    model = Layers().eval()
+    model.lock = threading.Lock()
+    with pytest.raises(ReefknotError, match="cannot be copied"):
+        reefknot.pack(model, tmp_path / "m.reef", bits=12, min_size=10, inputs=rows)
+
+
+def test_a_scripted_module_is_refused_in_one_sentence(tmp_path, rows):
+    with pytest.warns(DeprecationWarning):
+        scripted = torch.jit.script(Layers().eval())
+    with pytest.raises(ReefknotError, match="scripted"):
+        reefknot.pack(scripted, tmp_path / "m.reef", bits=12, min_size=10, inputs=rows)

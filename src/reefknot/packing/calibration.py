@@ -112,6 +112,11 @@ class Watch(TorchDispatchMode):
             self._product(inputs, matrix)
         elif kind is _aten.convolution and not args[6]:  # not a transposed one
             self._convolution(args[0], args[1], args[3], args[4], args[5], args[8])
+        elif torch.is_inference_mode_enabled():  # then torch leaves it to us to take it apart
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         result = func(*args, **(kwargs or {}))
         if kind in (_aten.mm, _aten.addmm, _aten.convolution):
             found = self._find(args[2] if kind is _aten.addmm else args[1])
@@ -124,7 +129,7 @@ class Watch(TorchDispatchMode):
             return ""
         name, result = self._last
         same = result.data_ptr() == tensor.data_ptr() and result.numel() == tensor.numel()
-        return name if same and tensor._version == 0 else ""
+        return name if same and not tensor.is_inference() and tensor._version == 0 else ""
 
     def _find(self, tensor: Tensor) -> tuple[str, Tensor] | None:
         return self._places.get(tensor.untyped_storage().data_ptr())

@@ -16,6 +16,7 @@ from reefknot.dtypes import DType
 CHUNK = 1 << 20
 MUCH_ENERGY = 0.1  # of a tensor, the sum of its squares: losing more is worth a warning
 NOT_FINITE = "has values that are not finite"
+UNSEEN = ", without its inputs"  # at the end of what was done
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,19 @@ def not_finite(changes: Sequence[Change]) -> list[str]:
     """A sentence about tensors that hold NaN or infinity, if there are any."""
     odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
     return [f"NaN or infinity is in {', '.join(odd)}, which is kept exactly"] if odd else []
+
+
+def unseen(changes: Sequence[Change]) -> list[str]:
+    """A sentence about weights that inputs were given for, but did not reach, if there are any."""
+    names = [repr(change.name) for change in changes if change.done.endswith(UNSEEN)]
+    if not names:
+        return []
+    named = ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
+    return [
+        f"the inputs of {named} were not seen, so they are packed by their values alone: the model "
+        "does not use them for these inputs, or changes them first (autocast, parametrizations), "
+        "or computes in other threads"
+    ]
 
 
 def _energy_lost(changes: Sequence[Change]) -> list[str]:

@@ -83,6 +83,8 @@ def pack(
         raise ConfigError("give inputs or an example_input, not both")
     if isinstance(model, nn.Module):
         model = _unwrapped(model)
+        if given and isinstance(model, torch.jit.ScriptModule):
+            raise ConfigError("a scripted module cannot be packed with inputs; give the original")
     elif not isinstance(model, Mapping):
         raise ReefknotError(f"pack takes a module or a state dict, found {type(model).__name__}")
     elif given or for_inference:
@@ -102,13 +104,25 @@ def pack(
         return whole
     if not for_inference:  # which makes the tensors smaller that are otherwise kept
         require_enough(found_of(model.state_dict()), settings, budget, effort)
-    model = copy.deepcopy(model).cpu().eval()
-    packer = Packer(model, used, settings, for_inference, inputs is None, on_site=on_progress)
-    data, packed = _Search(packer, budget, effort, held_back).run()
+    # In these modes weights are not used as they are.
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        model = _copied(model).cpu().eval()
+        packer = Packer(model, used, settings, for_inference, inputs is None, on_site=on_progress)
+        data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
     if packed.outputs is not None and inputs is None:
         packed = replace(packed, outputs=replace(packed.outputs, random=True))
     return packed
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ReefknotError(
+            f"the model cannot be copied ({type(error).__name__}: {error}); give one that "
+            "copy.deepcopy accepts, or pack without inputs"
+        ) from error
 
 
 def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort) -> Packed | None:

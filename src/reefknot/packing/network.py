@@ -13,24 +13,26 @@ price.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Site
-from reefknot.packing.changes import Change, Loss
+from reefknot.packing.changes import UNSEEN, Change, Loss
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.harm import Harm
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
-from reefknot.packing.walking import Network
+from reefknot.packing.walking import Network, can_walk
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
@@ -58,6 +60,7 @@ class Packer:
     random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
     on_site: Callable[[int, int], None] = lambda done, total: None
+    _walks: bool | None = None  # whether batches may be inside the model at the same time
     _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -67,8 +70,8 @@ class Packer:
         packed = copy.deepcopy(self.model).float().eval()
         changes: dict[str, Change] = {}
         with (
-            Network(packed, self.batches) as network,
-            Network(_ready(self.model), self.batches) as original,
+            self._network(packed) as network,
+            self._network(_ready(self.model)) as original,
         ):
             for either in (network, original):
                 either.generator.manual_seed(0)  # the same positions are sampled in both
@@ -76,7 +79,7 @@ class Packer:
             for number, site in enumerate(sites):
                 if site.norm is not None:
                     if (wanted := self._norm_statistics().get(site.name)) is not None:
-                        found = Statistics.of(network.inputs(site, self.positions))
+                        found = Statistics.of(_given(network.inputs(site, self.positions)))
                         renew(site.norm, wanted, found)
                 elif self._is_packed(site.name):
                     moments = self._moments(site, network, original)
@@ -93,6 +96,8 @@ class Packer:
         for name, weight in packed.named_parameters():
             if name not in changes and self._is_packed(name):
                 changes[name] = self._pack_alone(name, weight, price)
+                if weight.dim() > 1 and not isinstance(_owner(packed, name), _NO_PRODUCTS):
+                    changes[name] = replace(changes[name], done=changes[name].done + UNSEEN)
         return packed, changes
 
     @torch.no_grad()
@@ -106,7 +111,7 @@ class Packer:
         harm = Harm(model, self.batches)
         found: dict[tuple[str, int], tuple[float, int]] = {}  # worth, elements
         self._worths = {}
-        with Network(model, self.batches) as network:
+        with self._network(model) as network:
             for number, site in enumerate(network.sites):
                 self.on_site(number + 1, len(network.sites))
                 if site.norm is None and self._is_packed(site.name):
@@ -146,12 +151,17 @@ class Packer:
         worth = harm.of(tensors) / max(matrix.error, 1e-12)
         found[site.key] = worth, rows.numel()
 
+    def _network(self, model: nn.Module) -> Network:
+        if self._walks is None:
+            self._walks = can_walk(_ready(self.model), self.batches)
+        return Network(model, self.batches, walks=self._walks)
+
     def _norm_statistics(self) -> dict[str, Statistics]:
         """Of the inputs of the original network's norm layers."""
         if self._statistics is None:
-            with Network(_ready(self.model), self.batches) as network:
+            with self._network(_ready(self.model)) as network:
                 self._statistics = {
-                    site.name: Statistics.of(network.inputs(site, self.positions))
+                    site.name: Statistics.of(_given(network.inputs(site, self.positions)))
                     for site in network.sites
                     if site.norm is not None
                 }
@@ -166,11 +176,12 @@ class Packer:
         weights = site.rows_of(self.model.get_parameter(site.name).detach().float())
         found = Moments(weights.flatten(1).unflatten(0, (site.groups, -1)))
         own = network.inputs(site, self.positions)
-        if original is None:
-            for inputs in own:
-                found.add(inputs, inputs)
-        else:
-            for inputs, originals in zip(own, original.inputs(site, self.positions), strict=True):
+        others = repeat(None) if original is None else original.inputs(site, self.positions)
+        for inputs, originals in zip(own, others, strict=False):
+            if inputs is not None:
+                # A batch may take another way in the original network.
+                if originals is None or originals.shape != inputs.shape:
+                    originals = inputs
                 found.add(inputs, originals)
         found.finish()
         if not bool(torch.isfinite(found.second).all() and torch.isfinite(found.cross).all()):
@@ -246,6 +257,18 @@ class Packer:
         return replace(change, bits=entropy(np.bincount(indices.ravel())))
 
 
+# Modules whose weights are in no product that is watched.
+_NO_PRODUCTS = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _given(inputs: Iterable[Tensor | None]) -> Iterator[Tensor]:
+    return (batch for batch in inputs if batch is not None)
+
+
 def _ready(model: nn.Module) -> nn.Module:
     """The model in float32 and evaluation mode: a copy, unless it is so already."""
     if model.training or any(p.dtype != torch.float32 for p in model.parameters()):
@@ -255,8 +278,8 @@ def _ready(model: nn.Module) -> nn.Module:
 
 def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
     """The bias that belongs to a weight: of the same module, under the name that torch gives it."""
-    owner, _, name = _bias_name(weight).rpartition(".")
-    bias = getattr(model.get_submodule(owner), name, None)
+    name = _bias_name(weight)
+    bias = getattr(_owner(model, name), name.rpartition(".")[2], None)
     return bias if weight and isinstance(bias, nn.Parameter) and bias.dim() == 1 else None
 
 

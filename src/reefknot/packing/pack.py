@@ -20,7 +20,7 @@ from reefknot.files import check_place, check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
-from reefknot.packing.changes import Change, network_error, not_finite, warnings_about
+from reefknot.packing.changes import Change, network_error, not_finite, unseen, warnings_about
 from reefknot.packing.clustering import Plan, Settings, Tensor, check_patterns
 from reefknot.state import Codebook, TiedState, TiedTensor
 from reefknot.tensorfile import (
@@ -82,7 +82,7 @@ class Packed:
         if self.outputs is None:
             return warnings_about(self.changes)
         # With inputs, errors of weights compensate each other: only those of the outputs count.
-        return [*self.outputs.warnings, *not_finite(self.changes)]
+        return [*self.outputs.warnings, *unseen(self.changes), *not_finite(self.changes)]
 
 
 class Ties(Protocol):

@@ -6,21 +6,26 @@ Unaware   of quantization.
 
 Each batch has a thread of its own, which waits before the product with a weight. Only one of them
 runs at a time. So a weight that is changed while the threads wait is used as it is from then on,
-and nothing is computed twice, whatever the model is made of. Where the values of all batches at
-once would take too much memory, and for a weight that is used repeatedly, such as that of a
-recurrent layer, the model is run from its beginning instead, up to that weight; the inputs are the
-same.
+and nothing is computed twice, whatever the model is made of. But all batches are inside the model
+at the same time, which not every model allows: it may hold a lock, or keep something of a batch in
+itself. `can_walk` tries it. Where it fails, where the batches would take too much memory, and for a
+weight that is used repeatedly, such as that of a recurrent layer, the model is run from its
+beginning instead, up to that weight.
 """
 
 import contextlib
+import contextvars
 import os
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Site, Watch, sampled
@@ -29,12 +34,43 @@ from reefknot.packing.calibration import Site, Watch, sampled
 HELD_TENSORS = 4
 MEMORY_SHARE = 1 / 8  # that the batches of one network may hold
 USUAL_MEMORY = 2**34  # where the system does not say how much it has
+MOST_THREADS = 1024  # of one network: torch gives each thread some of its own
+TRIED = 3  # batches that walk together on trial
+PATIENCE = 10.0  # seconds, and times what a batch takes alone: then it is stuck
 
 View = Callable[[], Tensor]
 
 
-class _StopError(Exception):
-    """All that was wanted of this batch has been seen."""
+class _StopError(BaseException):
+    """All that was wanted of this batch has been seen; models are not to catch it."""
+
+
+class _StuckError(Exception):
+    """A batch neither comes to the next weight nor to an end."""
+
+
+def can_walk(model: nn.Module, batches: Sequence[Any]) -> bool:
+    """Whether batches may be inside a model at the same time, as far as a trial shows.
+
+    They must have the outputs that each has alone, and leave nothing changed that models share.
+    """
+    few = [batches[n % len(batches)] for n in range(TRIED)]
+    with warnings.catch_warnings(), _kept_settings():
+        began = time.monotonic()
+        alone = [call(model, batch) for batch in few]
+        patience = PATIENCE * (1 + time.monotonic() - began)
+        before = _settings()
+        try:
+            with Network(model, few, walks=True, patience=patience) as network:
+                if not network.walks:
+                    return False
+                together = network.outputs()
+        except (_StuckError, UserCodeError):
+            return False
+        return before == _settings() and all(
+            torch.equal(one, other)
+            for one, other in zip(_tensors(alone), _tensors(together), strict=True)
+        )
 
 
 class Network:
@@ -43,12 +79,20 @@ class Network:
     A context: at its end, batches that still wait are abandoned.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        *,
+        walks: bool,
+        patience: float | None = None,
+    ) -> None:
+        """Prepare; with `walks` all batches are inside the model at the same time, if they fit."""
         self.model = model
         self.generator = torch.Generator()
         self._batches = list(batches)
         self._again: set[tuple[str, int]] = set()  # sites that a run reaches repeatedly
-        self._passed: set[tuple[str, int]] = set()  # sites at which no walker waits any more
+        self._waiting: set[tuple[str, int]] = set()  # sites where walkers wait
         largest = 0
         found: dict[tuple[str, int], Site] = {}
 
@@ -61,9 +105,10 @@ class Network:
         self._run(self._batches[0], on_site)
         self.sites = list(found.values())  # in the order in which the first batch reaches them
         held = HELD_TENSORS * largest * len(self._batches)
+        threads = len(self._batches) * torch.get_num_threads()
         self._walkers: list[_Walker] = []
-        if held <= MEMORY_SHARE * _memory():
-            self._walkers = [_Walker(self, batch) for batch in self._batches]
+        if walks and held <= MEMORY_SHARE * _memory() and threads <= MOST_THREADS:
+            self._walkers = [_Walker(self, batch, patience) for batch in self._batches]
 
     def __enter__(self) -> "Network":
         return self
@@ -71,25 +116,45 @@ class Network:
     def __exit__(self, *error: object) -> None:
         for walker in self._walkers:
             walker.abandon()
+        for walker in self._walkers:
+            walker.wait_for_end()
         self._walkers = []
 
-    def inputs(self, wanted: Site, most: int) -> Iterator[Tensor]:
-        """The inputs of a site, batch by batch, as (n, groups, in); of a norm as they are.
+    @property
+    def walks(self) -> bool:
+        """Whether the batches are inside the model at the same time."""
+        return bool(self._walkers)
 
-        Sites have to be wanted in their order.
+    def inputs(self, wanted: Site, most: int) -> Iterator[Tensor | None]:
+        """The inputs of a site for each batch, as (n, groups, in); of a norm as they are.
+
+        None for a batch that does not come there. Sites have to be wanted in their order.
         """
         places = [site.key for site in self.sites]
-        self._passed = set(places[: places.index(wanted.key)])
+        self._waiting = set(places[places.index(wanted.key) :])
         share = -(-most // len(self._batches))
         # Between two uses of a weight come others that are packed later.
-        repeated = wanted.key in self._again
-        if self._walkers and not repeated:
+        if self.walks and wanted.key not in self._again:
             views = (walker.go_to(wanted) for walker in self._walkers)
         else:
             views = (self._run_to(wanted, batch, share) for batch in self._batches)
         for view in views:
-            if view is not None:
+            if view is None:
+                yield None
+            else:
                 yield view() if wanted.norm else sampled(view(), share, self.generator)
+
+    def outputs(self) -> list[Any]:
+        """What the model gives for each batch; all of them wait at each site on their way."""
+        for site in self.sites:
+            for _ in self.inputs(site, 1):
+                pass
+        self._waiting = set()
+        return [walker.go_to_end() for walker in self._walkers]
+
+    def waits_at(self, site: Site) -> bool:
+        """Whether a batch that reaches a site has to wait there."""
+        return site.key in self._waiting
 
     def _run_to(self, wanted: Site, batch: Any, share: int) -> View | None:
         """Run a batch from the beginning, and give what it has at a site, if it gets there."""
@@ -102,7 +167,7 @@ class Network:
                 seen.append(
                     sampled(found, share, self.generator) if repeated and not site.norm else found
                 )
-            if not repeated and site.key not in self._passed:
+            if not repeated and self.waits_at(site):
                 raise _StopError
 
         self._run(batch, on_site)
@@ -115,18 +180,16 @@ class Network:
         with steps, watch, contextlib.suppress(_StopError):
             call(self.model, batch)
 
-    def waits_at(self, site: Site) -> bool:
-        """Whether a batch that reaches a site has to wait there."""
-        return site.key not in self._passed
-
 
 class _Walker(threading.Thread):
     """A batch on its way through a network, in its own thread; waits where it is told to."""
 
-    def __init__(self, network: Network, batch: Any) -> None:
+    def __init__(self, network: Network, batch: Any, patience: float | None) -> None:
         super().__init__(daemon=True)
-        self._network, self._batch = network, batch
+        self._network, self._batch, self._patience = network, batch, patience
+        self._context = contextvars.copy_context()
         self._here: tuple[Site, View] | None = None  # where it waits
+        self._output: Any = None
         self._error: BaseException | None = None
         self._abandoned = False
         self._may_go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
@@ -137,39 +200,56 @@ class _Walker(threading.Thread):
         It stops at any other site where it has to wait, too.
         """
         while self._here is None or not self._network.waits_at(self._here[0]):
-            if self.ident is not None and not self.is_alive():
+            if not self._move():
                 return None
-            with whole_steps(self._network.model):
-                self._move()
-            if self._error is not None:
-                raise self._error
         site, view = self._here
         return view if site.key == wanted.key else None
 
-    def abandon(self) -> None:
-        """End it where it stands."""
-        self._abandoned = True
-        while self.is_alive():
-            self._move()
+    def go_to_end(self) -> Any:
+        """Go on without waiting; the model's output."""
+        while self._move():
+            pass
+        return self._output
 
-    def _move(self) -> None:
-        if self.ident is None:
-            self.start()
-        else:
-            self._may_go.release()
-        self._stands.acquire()
+    def abandon(self) -> None:
+        """Let it end at the next site, or where it waits."""
+        self._abandoned = True
+        self._may_go.release()
+
+    def wait_for_end(self) -> None:
+        """After it was abandoned."""
+        if self.ident is not None:
+            self.join()
+
+    def _move(self) -> bool:
+        """Let it run until it stands; whether it has not ended."""
+        if self.ident is not None and not self.is_alive():
+            return False
+        with whole_steps(self._network.model):
+            if self.ident is None:
+                self.start()
+            else:
+                self._may_go.release()
+            if not self._stands.acquire(timeout=self._patience):
+                raise _StuckError
         if self._here is None:
             self.join()
+        if self._error is not None:
+            raise self._error
+        return self._here is not None
 
     def run(self) -> None:
         """The thread: the forward pass of the batch."""
-        try:
-            with watched(self._network.model, self._wait), contextlib.suppress(_StopError):
-                call(self._network.model, self._batch)
-        except BaseException as error:
-            self._error = error
+        self._context.run(self._walk)
         self._here = None
         self._stands.release()
+
+    def _walk(self) -> None:
+        try:
+            with watched(self._network.model, self._wait), contextlib.suppress(_StopError):
+                self._output = call(self._network.model, self._batch)
+        except BaseException as error:
+            self._error = error
 
     def _wait(self, site: Site, view: View) -> None:
         if self._network.waits_at(site) and not self._abandoned:
@@ -187,8 +267,6 @@ def call(model: nn.Module, batch: Any) -> Any:
         if isinstance(batch, dict):
             return model(**batch)
         return model(*batch) if isinstance(batch, tuple | list) else model(batch)
-    except (_StopError, KeyboardInterrupt):
-        raise
     except Exception as error:
         raise UserCodeError(
             f"the model failed on the inputs it was given: {type(error).__name__}: {error}"
@@ -232,6 +310,38 @@ def whole_steps(model: nn.Module) -> Iterator[None]:
         )
         torch.backends.mha.set_fastpath_enabled(False)
         yield
+
+
+# What all models of a process share, and code in a model may change for a while.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_rng_state, torch.set_rng_state),
+)
+
+
+def _settings() -> list[Any]:
+    """In a form that can be compared."""
+    values = [get() for get, _ in _SETTINGS]
+    plain = [v.tolist() if isinstance(v, Tensor) else v for v in values]
+    return [*plain, list(warnings.filters)]
+
+
+@contextlib.contextmanager
+def _kept_settings() -> Iterator[None]:
+    """Put settings back at the end; `warnings.catch_warnings` does it for those of warnings."""
+    before = [get() for get, _ in _SETTINGS]
+    try:
+        yield
+    finally:
+        for value, (_, put) in zip(before, _SETTINGS, strict=True):
+            put(value)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def _memory() -> int:
