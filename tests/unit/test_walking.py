@@ -195,6 +195,10 @@ def rows():
 def test_plain_models_may_walk(model, batches, rows):
     assert can_walk(model, batches) and can_walk(Layers().eval(), rows)
     assert can_walk(Layers().eval(), rows[:1])
+    transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 12, batch_first=True), 2)
+    recurrent = nn.GRU(6, 5, batch_first=True)
+    for layers in (transformer, recurrent):  # torch has kernels for all of it at once
+        assert can_walk(layers.eval(), [x.unflatten(0, (4, 5)) for x in rows])
 
 
 @pytest.mark.parametrize("kind", [Locked, Remembering, ChangingKernels, ChangingWarnings, Random])
