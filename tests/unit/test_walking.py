@@ -1,6 +1,8 @@
 """Walking: a network that is run once, and waits at each weight."""
 
 import contextvars
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -201,6 +203,15 @@ def test_plain_models_may_walk(model, batches, rows):
         assert can_walk(layers.eval(), [x.unflatten(0, (4, 5)) for x in rows])
 
 
+def test_the_first_model_of_a_process_may_walk():
+    code = """
+import torch
+from reefknot.packing.walking import can_walk
+assert can_walk(torch.nn.Linear(6, 3).eval(), list(torch.randn(4, 20, 6)))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("kind", [Locked, Remembering, ChangingKernels, ChangingWarnings, Random])
 def test_a_model_that_is_not_for_several_batches_at_once_is_run_again(kind, rows, monkeypatch):
     monkeypatch.setattr(walking, "PATIENCE", 0.5)
@@ -281,6 +292,7 @@ def test_weights_whose_products_are_not_seen_are_named(tmp_path, rows):
     packed = reefknot.pack(Casting().eval(), tmp_path / "m", bits=12, min_size=10, inputs=rows)
     (sentence,) = (s for s in packed.warnings if "not seen" in s)
     assert "'first.weight', 'second.weight'" in sentence and "last" not in sentence
+    assert packed.outputs.relative_error > 1e-3  # not that of copies which autocast keeps
 
 
 class Branching(Layers):

@@ -27,6 +27,7 @@ from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
 from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, require_enough
+from reefknot.packing.walking import no_autocast
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
@@ -105,7 +106,7 @@ def pack(
     if not for_inference:  # which makes the tensors smaller that are otherwise kept
         require_enough(found_of(model.state_dict()), settings, budget, effort)
     # In these modes weights are not used as they are.
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    with torch.inference_mode(False), no_autocast():
         model = _copied(model).cpu().eval()
         packer = Packer(model, used, settings, for_inference, inputs is None, on_site=on_progress)
         data, packed = _Search(packer, budget, effort, held_back).run()

@@ -60,11 +60,11 @@ def can_walk(model: nn.Module, batches: Sequence[Any]) -> bool:
         began = time.monotonic()
         alone = [call(model, batch) for batch in few]
         patience = PATIENCE * (1 + time.monotonic() - began)
-        before = _settings()
         try:
             with Network(model, few, walks=True, patience=patience) as network:
                 if not network.walks:
                     return False
+                before = _settings()  # now that what is imported when it is first used is there
                 together = network.outputs()
         except (_StuckError, UserCodeError):
             return False
@@ -258,13 +258,19 @@ class _Walker(threading.Thread):
             raise _StopError
 
 
+def no_autocast() -> torch.autocast:
+    """Around computations with weights that change: autocast would keep copies of them."""
+    return torch.autocast("cpu", enabled=False, cache_enabled=False)
+
+
 @torch.no_grad()
 def call(model: nn.Module, batch: Any) -> Any:
     """A model's output for a batch: a tensor, a tuple of arguments, or arguments by name."""
     try:
-        if isinstance(batch, dict):
-            return model(**batch)
-        return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+        with no_autocast():
+            if isinstance(batch, dict):
+                return model(**batch)
+            return model(*batch) if isinstance(batch, tuple | list) else model(batch)
     except Exception as error:
         raise UserCodeError(
             f"the model failed on the inputs it was given: {type(error).__name__}: {error}"
