@@ -345,6 +345,6 @@ def test_a_model_that_cannot_be_copied_is_refused_in_one_sentence(tmp_path, rows
 
 def test_a_scripted_module_is_refused_in_one_sentence(tmp_path, rows):
     with pytest.warns(DeprecationWarning):
-        scripted = torch.jit.script(Layers().eval())
+        scripted = torch.jit.script(nn.Linear(6, 3).eval())
     with pytest.raises(ReefknotError, match="scripted"):
         reefknot.pack(scripted, tmp_path / "m.reef", bits=12, min_size=10, inputs=rows)
