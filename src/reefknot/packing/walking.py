@@ -56,7 +56,7 @@ def can_walk(model: nn.Module, batches: Sequence[Any]) -> bool:
     They must have the outputs that each has alone, and leave nothing changed that models share.
     """
     few = [batches[n % len(batches)] for n in range(TRIED)]
-    with warnings.catch_warnings(), _kept_settings(), whole_steps(model):
+    with warnings.catch_warnings(), _kept_settings(), step_by_step(model):
         began = time.monotonic()
         alone = [call(model, batch) for batch in few]
         patience = PATIENCE * (1 + time.monotonic() - began)
@@ -174,7 +174,7 @@ class Network:
         return (lambda: seen[0]) if seen else None
 
     def _run(self, batch: Any, on_site: Callable[[Site, View], None]) -> None:
-        steps, watch = whole_steps(self.model), watched(self.model, on_site)
+        steps, watch = step_by_step(self.model), watched(self.model, on_site)
         with steps, watch, contextlib.suppress(_StopError):
             call(self.model, batch)
 
@@ -223,7 +223,7 @@ class _Walker(threading.Thread):
         """Let it run until it stands; whether it has not ended."""
         if self.ident is not None and not self.is_alive():
             return False
-        with whole_steps(self._network.model):
+        with step_by_step(self._network.model):
             if self.ident is None:
                 self.start()
             else:
@@ -303,7 +303,7 @@ def watched(model: nn.Module, on_site: Callable[[Site, View], None]) -> Iterator
 
 
 @contextlib.contextmanager
-def whole_steps(model: nn.Module) -> Iterator[None]:
+def step_by_step(model: nn.Module) -> Iterator[None]:
     """Let torch compute recurrent layers and attention in steps, not in a single operation."""
     with contextlib.ExitStack() as stack:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
