@@ -1,8 +1,10 @@
 """For all tests. This folder is on the path: tests of several folders share `reef_examples`."""
 
 import os
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -16,6 +18,25 @@ settings.load_profile("reefknot")
 # Programs that tests start have one, too, unless told otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# So are the random numbers of a test: those that its file draws for parameters, and its own.
+
+
+def seed_random_numbers():
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def pytest_collectstart(collector):
+    if isinstance(collector, pytest.Module):
+        seed_random_numbers()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    seed_random_numbers()
+
 
 collect_ignore = ["format/fuzz_atheris.py"]  # needs atheris, and is run by itself
 

@@ -258,10 +258,16 @@ def test_a_network_that_does_not_fit_is_told_by_how_much(tmp_path):
 # -- what is refused, and the command --------------------------------------------------------
 
 
+def many_weights():
+    model = nn.Sequential(nn.Linear(20, 20))
+    model[0].weight.data = torch.arange(400.0).reshape(20, 20)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (nn.Sequential(nn.Linear(20, 20)), "'0' has 400 different weights, C takes at most 255"),
+        (many_weights(), "'0' has 400 different weights, C takes at most 255"),
         (tied(nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.ReLU())), "'1' is a softmax before"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softplus()), "'1' is a Softplus"),
         (nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2))), "'1' is a Unflatten"),
