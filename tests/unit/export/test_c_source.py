@@ -260,7 +260,7 @@ def test_a_network_that_does_not_fit_is_told_by_how_much(tmp_path):
 
 def many_weights():
     model = nn.Sequential(nn.Linear(20, 20))
-    model[0].weight.data = torch.arange(400.0).reshape(20, 20)
+    model[0].weight.data = torch.arange(1.0, 401).reshape(20, 20)
     return model
 
 
