@@ -7,5 +7,5 @@ quantizer.py    one tensor and a step              calibration.py  products with
 changes.py      what was changed, and the error    feedback.py     one matrix for its inputs
 inputs.py       random inputs                      norms.py        BatchNorm of a packed network
 low_bit.py      finds integers times scales        outputs.py      how much the outputs changed
-                                                   harm.py         what errors do to the outputs
+lookups.py      embeddings, row by row             harm.py         what errors do to the outputs
 """

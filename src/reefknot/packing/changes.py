@@ -88,6 +88,15 @@ class Loss:
         self._unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
         self._lost = self._norm = self._largest = 0.0
 
+    @classmethod
+    def between(cls, before: np.ndarray, after: np.ndarray, dtype: DType) -> "Loss":
+        """That of all elements of a tensor."""
+        loss = cls(before, dtype)
+        pairs = zip(parts_of(before, dtype), parts_of(after, dtype), strict=True)
+        for (_, old), (_, new) in pairs:
+            loss.add(old, new)
+        return loss
+
     def add(self, before: np.ndarray, after: np.ndarray) -> None:
         """Add some elements."""
         before = before / self._unit

@@ -7,8 +7,8 @@ Unaware   of files and of budgets: one price for the whole network is the alloca
 Each weight is packed for its inputs in the network packed so far, and fitted to the outputs that it
 has in the original network, so that a layer compensates for the errors of those before it.
 BatchNorm statistics are adjusted on the way, and biases correct the mean of the outputs. A tensor
-that is never multiplied (an embedding), or only by zeros, is packed by its own values at the same
-price.
+that is never multiplied is packed before all others, by its own values at the same price; the rows
+of an embedding by how often they are read. One that is multiplied only by zeros follows at the end.
 """
 
 import copy
@@ -30,6 +30,13 @@ from reefknot.packing.changes import UNSEEN, Change, Loss
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.harm import Harm
+from reefknot.packing.lookups import (
+    have_own_steps,
+    quantize_rows,
+    reads_of,
+    row_weights,
+    weighted_error,
+)
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
 from reefknot.packing.walking import Network, can_walk
@@ -62,6 +69,7 @@ class Packer:
     on_site: Callable[[int, int], None] = lambda done, total: None
     _walks: bool | None = None  # whether batches may be inside the model at the same time
     _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
+    _reads: dict[str, np.ndarray] | None = None  # of the rows of look-up tables
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -76,6 +84,8 @@ class Packer:
             for either in (network, original):
                 either.generator.manual_seed(0)  # the same positions are sampled in both
             sites = network.sites
+            multiplied = {site.name for site in sites if site.norm is None}
+            self._pack_others(packed, multiplied, price, changes)
             for number, site in enumerate(sites):
                 if site.norm is not None:
                     if (wanted := self._norm_statistics().get(site.name)) is not None:
@@ -93,12 +103,21 @@ class Packer:
             for site in sites:
                 if site.norm is not None:
                     make_canonical(site.norm, _bias_of(packed, site.after))
-        for name, weight in packed.named_parameters():
-            if name not in changes and self._is_packed(name):
-                changes[name] = self._pack_alone(name, weight, price)
-                if weight.dim() > 1 and not isinstance(_owner(packed, name), _NO_PRODUCTS):
-                    changes[name] = replace(changes[name], done=changes[name].done + UNSEEN)
+        self._pack_others(packed, set(), price, changes)
         return packed, changes
+
+    def _pack_others(
+        self, packed: nn.Module, but: set[str], price: float, changes: dict[str, Change]
+    ) -> None:
+        """Pack all weights that are not packed yet, but for some, each by its own values."""
+        for name, weight in packed.named_parameters():
+            if name in changes or name in but or not self._is_packed(name):
+                continue
+            change = self._pack_alone(name, weight, price)
+            known = isinstance(_owner(packed, name), _NO_PRODUCTS) or name in self._tables()
+            if weight.dim() > 1 and not known:
+                change = replace(change, done=change.done + UNSEEN)
+            changes[name] = change
 
     @torch.no_grad()
     def weigh(self, price: float) -> None:
@@ -119,9 +138,10 @@ class Packer:
         for name, weight in model.named_parameters():
             if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
                 changed = weight.detach().clone()
-                change = self._pack_alone(name, changed, price)
-                worth = harm.of({name: changed}) / max(change.relative_error, 1e-6) ** 2
-                found[name, 0] = worth, weight.numel()
+                error = self._pack_alone(name, changed, price).relative_error ** 2
+                if (reads := self._tables().get(name)) is not None:
+                    error = weighted_error(weight, changed, reads * len(reads) / reads.sum())
+                found[name, 0] = harm.of({name: changed}) / max(error, 1e-12), weight.numel()
         known = {key: pair for key, pair in found.items() if math.isfinite(pair[0])}
         least = LEAST_WORTH * max((worth for worth, _ in known.values()), default=0.0)
         if not least:  # no weight changes the outputs, or they are not finite
@@ -250,11 +270,24 @@ class Packer:
         histogram = Histogram.of(values, dtype)
         # The relative error of the whole tensor counts as that of the products of a layer.
         worth = self._worths.get((name, 0), 1.0)
-        step = math.sqrt(price * values.size / (BIT_WORTH * worth))
-        book, indices, loss = quantize(values, dtype, histogram, min(max(step, FINEST), COARSEST))
-        weight.copy_(to_tensor(book.values[indices], dtype))
-        change = loss.change(name, f"tied to {len(book):,} values")
-        return replace(change, bits=entropy(np.bincount(indices.ravel())))
+        step = min(max(math.sqrt(price * values.size / (BIT_WORTH * worth)), FINEST), COARSEST)
+        weights = row_weights(self._tables().get(name, np.zeros(1)))
+        if self.random or not have_own_steps(weights):  # what random inputs read says nothing
+            book, indices, _ = quantize(values, dtype, histogram, step)
+            stored, counts = book.values[indices], np.bincount(indices.ravel())
+        else:
+            stored, counts = quantize_rows(values, dtype, weights, step * histogram.rms)
+        weight.copy_(to_tensor(stored, dtype))
+        change = Loss.between(values, stored, dtype).change(
+            name, f"tied to {np.count_nonzero(counts):,} values"
+        )
+        return replace(change, bits=entropy(counts))
+
+    def _tables(self) -> dict[str, np.ndarray]:
+        """How often the inputs read each row of each look-up table."""
+        if self._reads is None:
+            self._reads = reads_of(_ready(self.model), self.batches)
+        return self._reads
 
 
 # Modules whose weights are in no product that is watched.
