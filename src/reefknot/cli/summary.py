@@ -38,6 +38,8 @@ def record_table(record: dict[str, Any]) -> Table:
     """What a run's record says."""
     facts = record | _lost(record)
     known = [(title, facts.get(key), form) for title, key, form in _ROWS]
+    if (record.get("settings") or {}).get("begin") == "commit":  # then it was tied already
+        known = [(title.replace("dense", "before"), v, form) for title, v, form in known]
     return facts_table(
         [(title, form.format(v)) for title, v, form in known if isinstance(v, int | float)]
     )

@@ -14,9 +14,10 @@ from reefknot.report.markup import tag, text
 from reefknot.report.structure import Occupancy
 from reefknot.report.wording import DASH, TIMES, count, mapping, number, percent, plain, share
 
+DENSE = "Dense network"
 STAGES = (
-    ("dense_val_error", "Dense network", "validation"),
-    ("dense_test_error", "Dense network", "test"),
+    ("dense_val_error", DENSE, "validation"),
+    ("dense_test_error", DENSE, "test"),
     ("val_error_soft", "Before tied values", "validation"),
     ("val_error_hardened", "Clusters frozen", "validation"),
     ("val_error", "Final", "validation"),
@@ -63,8 +64,11 @@ def errors(facts: Mapping[str, Any], *, tied: bool) -> str:
     if not known:
         return ""
     worst = max(error or 0.0 for _, _, error in known)
+    begins_tied = mapping(facts.get("settings")).get("begin") == "commit"
     rows = []
     for stage, measured_on, error in known:
+        if stage == DENSE and begins_tied:
+            stage = "Tied network, before"
         width = 100 * (error or 0.0) / worst if worst > 0 else 0.0
         kind = "held" if measured_on == "validation" else None
         rows.append(

@@ -386,6 +386,14 @@ def test_the_stages_are_called_by_what_is_known_then() -> None:
     words = _page().text.replace(SPACE, " ")
     assert "Before tied values validation 1.71 %" in words
     assert "Clusters frozen validation 2.63 %" in words
+    assert "Dense network test 1.64 %" in words
+
+
+def test_a_network_that_was_tied_already_is_not_called_dense() -> None:
+    record = RECORD | {"settings": {"begin": "commit"}}
+    page = render(record, _metrics(), _state(), "")
+    assert "Tied network, before" in page
+    assert "Dense network" not in page
 
 
 def test_long_runs_stay_small() -> None:
