@@ -251,6 +251,29 @@ def _bytes_at(curve, change):
     return None
 
 
+def packing_rows(rows):
+    """Bytes of one step for all rows at the same change, too: interpolated as above."""
+    cells = []
+    for row in rows:
+        steps = "by how often they are read" if row["own steps"] else "one for all"
+        changes = [f"{row[text]:.4f}" for text in ("documentation", "licences")]
+        ratios = ["", ""]
+        if row["own steps"]:
+            others = [
+                _bytes_at(
+                    sorted((r[text], r["bytes"]) for r in rows if not r["own steps"]), row[text]
+                )
+                for text in ("documentation", "licences")
+            ]
+            ratios = ["" if size is None else f"{row['bytes'] / size:.2f}" for size in others]
+        cells.append([steps, f"{row['bytes']:,}", changes[0], ratios[0], changes[1], ratios[1]])
+    of_one = "bytes, of one for all"
+    return markdown(
+        ["steps of rows", "bytes", "change, documentation", of_one, "change, licences", of_one],
+        cells,
+    )
+
+
 def shrink(result):
     cells = []
     for row in result["rows"]:
@@ -350,6 +373,7 @@ def filled(text):
         ("shrink", shrink),
         ("packing_vgg", packing_vgg),
         ("packing_shipped", packing_shipped),
+        ("packing_rows", packing_rows),
         ("low_bit", low_bit),
         ("scaling", scaling),
         ("ddp", ddp),
