@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import reefknot
 from reefknot.dtypes import DTYPES
+from reefknot.errors import ConfigError
 from reefknot.packing.changes import from_numbers, to_numbers
 from reefknot.packing.clustering import Settings
 from reefknot.packing.lookups import (
@@ -18,6 +19,7 @@ from reefknot.packing.lookups import (
     reads_of,
     row_weights,
     weighted_error,
+    weights_as_read,
 )
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import change_of_outputs
@@ -58,19 +60,29 @@ def test_a_mask_of_rows_is_counted_and_other_tensors_are_not():
     assert {name: counts.tolist() for name, counts in found.items()} == {"table": [0, 1, 1, 0, 1]}
 
 
+def test_padding_is_not_counted():
+    model = nn.Embedding(5, 3, padding_idx=0)
+    assert reads_of(model, [torch.tensor([4, 1, 0, 0, 0])])["weight"].tolist() == [0, 1, 0, 0, 1]
+
+
 def test_a_weight_that_is_multiplied_is_no_table():
     assert reads_of(nn.Linear(4, 3), [torch.randn(2, 4)]) == {}
 
 
 def test_a_row_counts_as_often_as_it_is_read():
-    # 40 reads of 20 rows, 2 of a row on average. Two rows were read once, so two more reads are
-    # expected of the 16 others: 1/8 each, which is 1/16 of the mean.
-    reads = np.array([32, 6, 1, 1] + [0] * 16)
-    assert row_weights(reads).tolist() == [16, 3, 0.5, 0.5] + [1 / 16] * 16
+    # But for the first row, 40 reads of 20 rows, 2 of a row on average. Two rows were read once, so
+    # two more reads are expected of the 16 others: 1/8 each, which is 1/16 of the mean.
+    reads = np.array([100, 24, 14, 1, 1] + [0] * 16)
+    assert row_weights(reads).tolist() == [16, 12, 7, 0.5, 0.5] + [1 / 16] * 16
+    assert weights_as_read(reads).tolist() == [16, 12, 7, 0.5, 0.5] + [0] * 16
 
 
-def test_no_row_counts_less_than_a_sixteenth_or_more_than_sixteen_times_the_mean():
-    assert row_weights(np.array([1000] + [0] * 99)).tolist() == [16] + [1 / 16] * 99
+def test_a_row_that_is_read_all_the_time_does_not_make_the_others_rare():
+    assert row_weights(np.array([10**6] + [2] * 999)).tolist() == [16] + [1] * 999
+
+
+def test_no_row_counts_less_than_a_sixteenth_of_the_mean():
+    assert row_weights(np.array([2] * 51 + [0] * 50)).tolist() == [2] * 51 + [1 / 16] * 50
 
 
 def test_rows_that_are_read_alike_count_alike():
@@ -79,7 +91,7 @@ def test_rows_that_are_read_alike_count_alike():
 
 def test_rows_not_read_yet_count_no_more_than_those_read_once():
     # All six reads are of different rows: the four others are as likely.
-    assert row_weights(np.array([1] * 6 + [0] * 4)) == pytest.approx([10 / 6] * 10)
+    assert row_weights(np.array([1] * 6 + [0] * 4)) == pytest.approx([9 / 5] * 10)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +129,9 @@ def test_each_row_is_within_half_of_its_step(rows, width, seed, step, tag):
     numbers = to_numbers(values, dtype)
     weights = 4.0 ** random.integers(-2, 3, rows)
     stored, counts = quantize_rows(values, dtype, weights, step)
+    # The step of a row with the least weight, 1/16, is at least 1/128 of the rms.
+    step = max(step, 1 / 512) * np.sqrt(np.mean(np.square(numbers)))
     steps = step / np.sqrt(weights)[:, None]
-    # No step is below 1/128 of the rms, which makes all of them larger.
-    steps *= max(1, np.sqrt(np.mean(np.square(numbers))) / 128 / steps.min())
     rounding = {"F32": 1e-6, "F16": 1e-3, "BF16": 1e-2, "F64": 1e-12}[tag]
     assert np.all(np.abs(to_numbers(stored, dtype) - numbers) <= 0.51 * steps + rounding)
     assert counts.sum() == rows * width
@@ -152,11 +164,11 @@ def packed_at(price, model, batches, random=False):
 
 def test_frequent_words_are_more_exact_than_rare_ones_and_the_file_is_smaller(tmp_path):
     model, batches, fresh = model_and_words(8000)
-    packed, changes = packed_at(2.0**-24, model, batches)
+    packed, changes = packed_at(2.0**-22, model, batches)
     lost = (packed.words.weight - model.words.weight).square().mean(1).detach()
     assert lost[:8].mean() < lost[-4000:].mean() / 20
     assert "without its inputs" not in changes["words.weight"].done
-    alike, _ = packed_at(2.0**-23, model, batches, random=True)
+    alike, _ = packed_at(2.0**-21.1, model, batches, random=True)
     small, large = (
         reefknot.save(reefknot.cluster(m.state_dict()), tmp_path / "m.reef")
         for m in (packed, alike)
@@ -164,7 +176,7 @@ def test_frequent_words_are_more_exact_than_rare_ones_and_the_file_is_smaller(tm
     assert small < large
     assert (
         change_of_outputs(model, packed, fresh).relative_error
-        < 0.9 * change_of_outputs(model, alike, fresh).relative_error
+        < 0.95 * change_of_outputs(model, alike, fresh).relative_error
     )
 
 
@@ -183,3 +195,68 @@ def test_the_layers_after_a_table_make_up_for_its_errors():
     assert not torch.allclose(packed.words(ids), model.words(ids), atol=0.05)
     means = [m(ids).mean((0, 1)) for m in (model, packed)]  # the bias corrects these
     assert torch.allclose(*means, atol=1e-5)
+
+
+def test_every_error_can_be_reached():
+    model, batches, fresh = model_and_words(2000)
+    packed, _ = packed_at(2.0**-60, model, batches)
+    alike, _ = packed_at(2.0**-60, model, batches, random=True)
+    assert (
+        change_of_outputs(model, packed, fresh).relative_error
+        < 1.1 * change_of_outputs(model, alike, fresh).relative_error
+    )
+
+
+def test_a_table_of_zeros_stays_one():
+    model, batches, _ = model_and_words(2000)
+    model.words.weight.data.zero_()
+    packed, _ = packed_at(2.0**-16, model, batches)
+    assert not packed.words.weight.any()
+
+
+def test_a_table_that_no_input_reads_is_warned_of_and_kept_as_well_as_others(tmp_path):
+    class Two(Words):
+        def __init__(self):
+            super().__init__(2000)
+            self.other = nn.Embedding(500, 32)
+
+    torch.manual_seed(0)
+    _, batches, _ = model_and_words(2000)
+    model = Two().eval()
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=4, inputs=batches)
+    [other] = [change for change in packed.changes if change.name == "other.weight"]
+    assert other.relative_error < 0.3
+    assert any("'other.weight'" in sentence for sentence in packed.warnings)
+
+
+def test_tables_that_share_storage_stay_shared(tmp_path):
+    model = nn.Sequential(nn.Embedding(500, 32), nn.Linear(32, 500, bias=False)).eval()
+    model[1].weight.data = model[0].weight.data
+    batches = [torch.randint(500, (16, 8)) for _ in range(6)]
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=3, inputs=batches)
+    assert packed.elements == 500 * 32
+    state = reefknot.load(tmp_path / "m.reef")
+    assert torch.equal(state["0.weight"], state["1.weight"])
+    assert not torch.equal(state["0.weight"], model[0].weight)
+
+
+def test_a_table_with_a_largest_norm_is_packed_as_it_is_used(tmp_path):
+    model = nn.Sequential(nn.Embedding(500, 32, max_norm=1.0), nn.Linear(32, 8)).eval()
+    before = model[0].weight.detach().clone()
+    batches = [torch.randint(500, (16, 8)) for _ in range(6)]
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=4, inputs=batches)
+    assert torch.equal(model[0].weight, before)
+    [table] = [change for change in packed.changes if change.name == "0.weight"]
+    stored = reefknot.load(tmp_path / "m.reef")["0.weight"]
+    assert table.done == f"tied to {len(stored.unique()):,} values"
+    assert packed.outputs.relative_error < 0.1
+
+
+def test_empty_batches_are_left_out(tmp_path):
+    model, batches, _ = model_and_words(2000)
+    empty = torch.zeros(0, 12, dtype=torch.long)
+    one = reefknot.pack(model, tmp_path / "a.reef", bits=4, inputs=[*batches, empty])
+    other = reefknot.pack(model, tmp_path / "b.reef", bits=4, inputs=batches)
+    assert one == other
+    with pytest.raises(ConfigError, match="no batch"):
+        reefknot.pack(model, tmp_path / "c.reef", bits=4, inputs=[empty])

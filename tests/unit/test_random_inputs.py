@@ -21,6 +21,14 @@ def test_random_inputs_have_a_natural_spectrum_and_ids_of_the_vocabulary():
     assert ids.min() == 0 and ids.max() == 99
 
 
+def test_ids_are_those_of_the_table_that_fits_the_example():
+    tables = nn.ModuleList([nn.Embedding(500, 4), nn.EmbeddingBag(60, 4), nn.Embedding(2, 4)])
+    users, items = torch.tensor([[3, 170]]), torch.tensor([[3, 41]])
+    batches = random_batches(tables, (users, items))
+    assert max(int(batch[0].max()) for batch in batches) == 499
+    assert max(int(batch[1].max()) for batch in batches) == 59
+
+
 @pytest.mark.parametrize(
     ("shape", "inputs", "batches"), [((3, 8, 8), 512, 8), ((2**16,), 64, 4), ((2**21,), 8, 4)]
 )

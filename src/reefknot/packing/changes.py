@@ -58,8 +58,8 @@ def unseen(changes: Sequence[Change]) -> list[str]:
     named = ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
     return [
         f"the inputs of {named} were not seen, so they are packed by their values alone: the model "
-        "does not use them for these inputs, or changes them first (autocast, parametrizations), "
-        "or computes in other threads"
+        "does not use them for these inputs, uses them other than in products and look-ups, "
+        "changes them first (autocast, parametrizations), or computes in other threads"
     ]
 
 

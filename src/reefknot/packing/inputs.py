@@ -19,10 +19,10 @@ CORRELATION = 0.9  # of the channels of an image
 
 
 def random_batches(model: nn.Module, example: Any) -> list[Any]:
-    """Batches like the example; token ids are those of the largest embedding of the model."""
-    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    """Batches like the example; ids are those of the smallest embedding that has the example's."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, kinds)]
     generator = torch.Generator().manual_seed(0)
-    most = max(tables, default=0)
     values = list(example.values()) if isinstance(example, dict) else list(example)
     given = [v for v in values if isinstance(v, Tensor) and v.dim() and v.numel()]
     rows = [len(v) for v in given]
@@ -42,7 +42,8 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
             return _scaled(natural(shape, generator), value)
         if int(value.min()) == int(value.max()) or int(value.max()) <= 1:  # a mask, a type
             return value[:1].expand(shape).clone() if alike else value.clone()
-        high = most or int(value.max()) + 1
+        known = int(value.max()) + 1
+        high = min((size for size in tables if size >= known), default=known)
         return torch.randint(high, shape, generator=generator).to(value.dtype)
 
     def batch() -> Any:

@@ -23,19 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reefknot.dtypes import DType, significant
 from reefknot.packing.changes import CHUNK, from_numbers, parts_of
-from reefknot.packing.quantizer import FINEST, Histogram, Quantizer, entropy
+from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy
 from reefknot.packing.walking import call
 
 LEAST, MOST = 1 / 16, 16.0  # what an error in a row may count, relative to the mean of all rows
+SOME_ROWS = 4096  # that are compared at a time
 STEP_BITS = 8  # significant bits of a step, so that its multiples have few
 
 _aten = torch.ops.aten
-_BY_INDEX = (
-    _aten.embedding,
-    _aten.embedding_bag,
-    _aten._embedding_bag,
-    _aten._embedding_bag_forward_only,
-)
+_BAGS = (_aten.embedding_bag, _aten._embedding_bag, _aten._embedding_bag_forward_only)
 
 
 def reads_of(model: nn.Module, batches: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -60,7 +56,9 @@ class _Reading(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kind = func.overloadpacket
-        if kind in _BY_INDEX:
+        if kind is _aten.embedding:
+            self._count(args[0], args[1], *args[2:3])
+        elif kind in _BAGS:
             self._count(args[0], args[1])
         elif kind is _aten.index_select and args[1] == 0:
             self._count(args[0], args[2])
@@ -68,7 +66,7 @@ class _Reading(TorchDispatchMode):
             self._count(args[0], args[1][0])
         return func(*args, **(kwargs or {}))
 
-    def _count(self, table: Tensor, rows: Tensor | None) -> None:
+    def _count(self, table: Tensor, rows: Tensor | None, padding: int = -1) -> None:
         name = self._names.get(table.data_ptr())
         if name is None or rows is None or table.shape != self._tables[name].shape:
             return
@@ -77,21 +75,44 @@ class _Reading(TorchDispatchMode):
         if not rows.numel():
             return
         found = np.bincount(rows.numpy().ravel() % len(table), minlength=len(table))
+        if padding >= 0:
+            found[padding] = 0  # there it says where a text has ended, and does nothing
         self.counts[name] = self.counts.get(name, 0) + found
 
 
 def row_weights(reads: np.ndarray) -> np.ndarray:
     """What an error in each row counts, relative to the mean of all rows."""
-    total, unread = int(reads.sum()), int((reads == 0).sum())
-    expected = np.where(reads > 0, reads, min((reads == 1).sum() / max(unread, 1), 1.0))
-    return np.clip(expected * len(reads) / max(total, 1), LEAST, MOST)
+    return np.clip(_expected(reads) / _mean(reads), LEAST, MOST)
+
+
+def weights_as_read(reads: np.ndarray) -> np.ndarray:
+    """The same for calibration inputs alone: a row that they do not read counts nothing."""
+    found = reads / _mean(reads)
+    most = np.argmax(found)
+    found[most] = min(found[most], MOST)
+    return found
+
+
+def _expected(reads: np.ndarray) -> np.ndarray:
+    """How often each row would be read by as many other inputs."""
+    unread = max(int((reads == 0).sum()), 1)
+    return np.where(reads > 0, reads, min(int((reads == 1).sum()) / unread, 1.0))
+
+
+def _mean(reads: np.ndarray) -> float:
+    """How often a row is read on average, but for the one read most often: it may be padding."""
+    return float(reads.sum() - reads.max()) / max(len(reads) - 1, 1) or 1.0
 
 
 def weighted_error(table: Tensor, changed: Tensor, weights: np.ndarray) -> float:
     """The relative squared error of a table, each row with its weight."""
-    each = (changed.float() - table.float()).square().sum(1).double()
-    whole = float(table.float().square().sum(dtype=torch.float64))
-    return float(each @ torch.from_numpy(weights).double()) / (whole or 1.0)
+    lost = whole = 0.0
+    counts = torch.from_numpy(weights).double()
+    pairs = zip(table.split(SOME_ROWS), changed.split(SOME_ROWS), strict=True)
+    for (old, new), count in zip(pairs, counts.split(SOME_ROWS), strict=True):
+        lost += float((new.double() - old.double()).square().sum(1) @ count)
+        whole += float(old.double().square().sum())
+    return lost / (whole or 1.0)
 
 
 def have_own_steps(weights: np.ndarray) -> bool:
@@ -126,13 +147,13 @@ def quantize_rows(
         values: (rows, width), finite.
         dtype: of its elements.
         weights: what an error in each row counts (`row_weights`).
-        step: of a row with a weight of 1.
+        step: of a row with a weight of 1, in units of the root mean square.
     """
     halved = _halved(weights)
     most = int(halved.max())
-    smallest = step * LEAST**-0.5 * 2.0**-most
-    smallest = max(smallest, FINEST * Histogram.of(values, dtype).rms)
-    smallest = float(significant(np.array(smallest), STEP_BITS))
+    largest = min(max(step * LEAST**-0.5, FINEST), COARSEST)
+    largest *= Histogram.of(values, dtype).rms or 1.0
+    smallest = float(significant(np.array(largest * 2.0**-most), STEP_BITS))
     multiples = np.empty(values.shape, np.int32)
     for times in np.unique(halved).tolist():
         rows = np.flatnonzero(halved == times)

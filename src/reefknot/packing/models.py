@@ -100,6 +100,9 @@ def pack(
         batches = [_arguments(model, batch) for batch in _listed(inputs)]
     else:
         batches = random_batches(model, _arguments(model, example_input))
+    batches = [batch for batch in batches if not _is_empty(batch)]
+    if not batches:
+        raise ConfigError("inputs hold no batch; some hundred inputs are enough")
     used, held_back = _split(batches)
     if (whole := _lossless(model, budget, path, effort)) is not None:
         return whole
@@ -117,13 +120,28 @@ def pack(
 
 
 def _copied(model: nn.Module) -> nn.Module:
+    """A copy in which parameters that share storage are one, and look-ups change no table."""
     try:
-        return copy.deepcopy(model)
+        copied = copy.deepcopy(model)
     except Exception as error:
         raise ReefknotError(
             f"the model cannot be copied ({type(error).__name__}: {error}); give one that "
             "copy.deepcopy accepts, or pack without inputs"
         ) from error
+    first: dict[Any, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner, _, own = name.rpartition(".")
+        mine = copied.get_parameter(name)
+        shared = first.setdefault(reader_of(name, parameter)[0], mine)
+        if shared is not mine:
+            setattr(copied.get_submodule(owner), own, shared)
+    for module in copied.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            with torch.no_grad():
+                rows = torch.arange(module.num_embeddings)
+                torch.embedding_renorm_(module.weight, rows, module.max_norm, module.norm_type)
+            module.max_norm = None
+    return copied
 
 
 def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort) -> Packed | None:
@@ -335,6 +353,13 @@ def _arguments(model: nn.Module, batch: Any) -> Any:
     if not any(p.kind is kinds.VAR_POSITIONAL for p in parameters):
         batch = batch[: max(len(required), 1)]
     return tuple(_plain(value) for value in batch)
+
+
+def _is_empty(batch: Any) -> bool:
+    """Whether the first tensor of a batch has no elements."""
+    values = batch.values() if isinstance(batch, dict) else batch
+    first = next((value for value in values if isinstance(value, Tensor)), None)
+    return first is not None and not first.numel()
 
 
 def _plain(value: Any) -> Any:

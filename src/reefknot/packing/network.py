@@ -36,6 +36,7 @@ from reefknot.packing.lookups import (
     reads_of,
     row_weights,
     weighted_error,
+    weights_as_read,
 )
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
@@ -114,8 +115,8 @@ class Packer:
             if name in changes or name in but or not self._is_packed(name):
                 continue
             change = self._pack_alone(name, weight, price)
-            known = isinstance(_owner(packed, name), _NO_PRODUCTS) or name in self._tables()
-            if weight.dim() > 1 and not known:
+            transposed = isinstance(_owner(packed, name), _ConvTransposeNd)  # seen, but not watched
+            if weight.dim() > 1 and not transposed and name not in self._tables():
                 change = replace(change, done=change.done + UNSEEN)
             changes[name] = change
 
@@ -140,8 +141,9 @@ class Packer:
                 changed = weight.detach().clone()
                 error = self._pack_alone(name, changed, price).relative_error ** 2
                 if (reads := self._tables().get(name)) is not None:
-                    error = weighted_error(weight, changed, reads * len(reads) / reads.sum())
-                found[name, 0] = harm.of({name: changed}) / max(error, 1e-12), weight.numel()
+                    error = weighted_error(weight, changed, weights_as_read(reads))
+                if (lost := harm.of({name: changed})) > 0:  # else nothing is known of its worth
+                    found[name, 0] = lost / max(error, 1e-12), weight.numel()
         known = {key: pair for key, pair in found.items() if math.isfinite(pair[0])}
         least = LEAST_WORTH * max((worth for worth, _ in known.values()), default=0.0)
         if not least:  # no weight changes the outputs, or they are not finite
@@ -270,13 +272,14 @@ class Packer:
         histogram = Histogram.of(values, dtype)
         # The relative error of the whole tensor counts as that of the products of a layer.
         worth = self._worths.get((name, 0), 1.0)
-        step = min(max(math.sqrt(price * values.size / (BIT_WORTH * worth)), FINEST), COARSEST)
+        step = math.sqrt(price * values.size / (BIT_WORTH * worth))
         weights = row_weights(self._tables().get(name, np.zeros(1)))
         if self.random or not have_own_steps(weights):  # what random inputs read says nothing
+            step = min(max(step, FINEST), COARSEST)
             book, indices, _ = quantize(values, dtype, histogram, step)
             stored, counts = book.values[indices], np.bincount(indices.ravel())
         else:
-            stored, counts = quantize_rows(values, dtype, weights, step * histogram.rms)
+            stored, counts = quantize_rows(values, dtype, weights, step)
         weight.copy_(to_tensor(stored, dtype))
         change = Loss.between(values, stored, dtype).change(
             name, f"tied to {np.count_nonzero(counts):,} values"
@@ -288,10 +291,6 @@ class Packer:
         if self._reads is None:
             self._reads = reads_of(_ready(self.model), self.batches)
         return self._reads
-
-
-# Modules whose weights are in no product that is watched.
-_NO_PRODUCTS = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
