@@ -63,6 +63,7 @@ def test_a_mask_of_rows_is_counted_and_other_tensors_are_not():
 def test_padding_is_not_counted():
     model = nn.Embedding(5, 3, padding_idx=0)
     assert reads_of(model, [torch.tensor([4, 1, 0, 0, 0])])["weight"].tolist() == [0, 1, 0, 0, 1]
+    assert reads_of(model, [torch.tensor([0, 0]), torch.zeros(0, dtype=torch.long)]) == {}
 
 
 def test_a_weight_that_is_multiplied_is_no_table():

@@ -72,12 +72,11 @@ class _Reading(TorchDispatchMode):
             return
         if rows.dtype == torch.bool:
             rows = rows.nonzero()[:, 0]
-        if not rows.numel():
-            return
         found = np.bincount(rows.numpy().ravel() % len(table), minlength=len(table))
         if padding >= 0:
-            found[padding] = 0  # there it says where a text has ended, and does nothing
-        self.counts[name] = self.counts.get(name, 0) + found
+            found[padding] = 0  # it is read where a text has ended, and does nothing there
+        if found.any():
+            self.counts[name] = self.counts.get(name, 0) + found
 
 
 def row_weights(reads: np.ndarray) -> np.ndarray:

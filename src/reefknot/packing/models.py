@@ -138,7 +138,7 @@ def _copied(model: nn.Module) -> nn.Module:
     for module in copied.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             with torch.no_grad():
-                rows = torch.arange(module.num_embeddings)
+                rows = torch.arange(module.num_embeddings, device=module.weight.device)
                 torch.embedding_renorm_(module.weight, rows, module.max_norm, module.norm_type)
             module.max_norm = None
     return copied
