@@ -2,35 +2,49 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint slow paper bench web size clean
+# Modules are compiled when they are first imported, which most never are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+.PHONY: setup demo test lint slow soak paper bench web size clean
+
+# Two stamps: what the demo needs, and everything (tests, linters, figures). The pinned set; the
+# library's own requirements stay open. torch first, so that the CPU build of constraints.txt is
+# there before anything else asks for torch.
+.venv/demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) -e '.[demo]'
+	touch $@
+
+.venv/ready: .venv/demo
+	$(PIP) -e '.[demo,dev,figures]'
+	touch $@
 
 setup: .venv/ready
 
-# The pinned set; the library's own requirements stay open. torch first, so that the CPU build of
-# constraints.txt is there before anything else asks for torch.
-.venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev,figures]'
-	touch $@
-
-demo: setup
+demo: .venv/demo
 	$(BIN)/reefknot demo
 
 test: lint
 	$(BIN)/python -m pytest
+
+# What is slow by nature: kills, frameworks at length, whole records in all decoders, MNIST.
+slow: setup
+	$(BIN)/python -m pytest -m 'slow or mnist' --dist worksteal -o timeout=1200
+
+# Hundreds of thousands of mutated files through all decoders.
+soak: setup
+	$(BIN)/python -m pytest -m soak -o timeout=7200
 
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-slow: setup
-	$(BIN)/python -m pytest -m 'slow or mnist' -o timeout=1200
-
-# All of docs/results.md and docs/paper.md: runs every recipe and study that has no record yet, which
+# All of docs/results.md and docs/paper.md: runs every search, recipe and study that has no record yet, which
 # takes many hours, and may be stopped and started again; then writes the tables and draws the figures.
 paper: setup
+	$(BIN)/python -m experiments.searches
 	$(BIN)/python -m experiments.run
 	$(BIN)/python -m experiments.studies
 	$(BIN)/python -m experiments.tables --write

@@ -215,7 +215,14 @@ def main():
     parser.add_argument("--json", type=Path, help="write everything there too")
     options = parser.parse_args()
     result = {}
-    code = "import time, numba; t = time.perf_counter(); from reefknot.codec.kernels import names, numbers, planes, rans, sparse_rows, tied; print(time.perf_counter() - t)"
+    code = (
+        "import time, numba, numpy; from reefknot.codec.kernels import names, numbers, planes, rans, tied; "
+        "from reefknot.kernels.jit import Loop; t = time.perf_counter(); "
+        "loops = [v for m in (names, numbers, planes, rans) for v in vars(m).values() if isinstance(v, Loop)]; "
+        "loops += [make(numpy.dtype(index), encoding) for make in (tied.maps_loop, tied.elements_loop) "
+        "for index in ('u1', 'u2') for encoding in (False, True)]; "
+        "[loop.machine_code for loop in loops]; print(time.perf_counter() - t)"
+    )
     for what, cache in (
         ("compiling the loops", tempfile.mkdtemp()),
         ("loading them from the cache", None),

@@ -8,30 +8,36 @@ Takes     experiments/NETWORK/RECIPE.toml, and experiments/queue.toml for seeds,
 Gives     a record under experiments/records for each run that ends.
 
 Run folders are outside the checkout (--runs). An interrupted run resumes from its checkpoint. A
-recipe that needs another record, as its start or as a teacher, waits for that record.
+recipe that needs another record, as its start or as a teacher, waits for it; the record gets the
+name that the recipe gives, date and all. A record of a recipe as it was before a change does not
+count, and makes way for the new one. A dense file too large to be committed is packed.
 """
 
 import argparse
 import datetime
 import fnmatch
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from experiments.packed import pack
 from reefknot.runs.config import Config, read_config
 from reefknot.runs.folder import config_text
 
 RECIPES = Path(__file__).parent
 RECORDS = RECIPES / "records"
 KEPT = ("record.json", "model.reef")
+MOST_BYTES = 20_000_000  # of a file that is committed as it is; a larger one is packed
 DEFAULT = {"seeds": [0], "minutes": 10, "target_bytes": [None]}
 POLL_SECONDS = 2.0
 
@@ -79,8 +85,9 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether a record is committed, of any date."""
-        return any(RECORDS.glob(f"*_{self.name}/record.json"))
+        """Whether a record of this recipe as it is now is committed, of any date."""
+        found = RECORDS.glob(f"*_{self.name}/config.toml")
+        return any(comparable(read_config(path)) == comparable(self.config) for path in found)
 
     @property
     def needs(self) -> list[Path]:
@@ -102,11 +109,32 @@ def jobs(pattern: str = "*") -> Iterator[Job]:
                     yield job
 
 
-class Queue:
-    """Runs jobs in parallel, on a number of threads in all."""
+def comparable(config: Config) -> Config:
+    """The configuration without the seed, and without the parent, which differs between seeds."""
+    start = config.start and re.sub(r"seed\d+", "", os.path.normpath(config.start))
+    teachers = [os.path.normpath(teacher) for teacher in config.distillation.teachers]
+    return replace(
+        config,
+        seed=0,
+        start=start,
+        training=replace(config.training, checkpoint_every=0),
+        optimizer=replace(config.optimizer, decay=config.plan.decay),  # its default, where unset
+        distillation=replace(config.distillation, teachers=teachers),
+    )
 
-    def __init__(self, waiting: list[Job], runs: Path, threads: int) -> None:
+
+class Queue:
+    """Runs jobs in parallel, on a number of threads in all; `keep` takes what a run has left."""
+
+    def __init__(
+        self,
+        waiting: list[Job],
+        runs: Path,
+        threads: int,
+        keep: Callable[[Job, Path], object] | None = None,
+    ) -> None:
         self.waiting = sorted(waiting, key=lambda job: -job.minutes)
+        self.keep = keep or record
         self.runs, self.threads = runs, threads
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
         self.failed: list[str] = []
@@ -161,7 +189,7 @@ class Queue:
                 continue
             del self.running[job]
             if process.returncode == 0:
-                print(f"done: {keep(job, self.runs / job.name)}", flush=True)
+                print(f"done: {self.keep(job, self.runs / job.name)}", flush=True)
             else:
                 log = (self.runs / f"{job.name}.log").read_text(errors="replace")
                 last = log.strip().rpartition("\n")[2]
@@ -175,17 +203,30 @@ class Queue:
         print(f"running: {names}; {len(self.waiting)} waiting, about {hours:.1f} hours", flush=True)
 
 
-def keep(job: Job, folder: Path) -> Path:
-    """Copy the published files of a finished run to the records; gives the record's folder."""
-    today = datetime.date.today().isoformat()
-    record = RECORDS / f"{today}_{job.name}"
-    record.mkdir(parents=True, exist_ok=True)
+def record(job: Job, folder: Path) -> Path:
+    """Copy the published files of a finished run to the records; gives the record's folder.
+
+    Records of the same name from before the recipe was changed are deleted.
+    """
+    place = RECORDS / _record_name(job)
+    place.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
-        shutil.copyfile(folder / name, record / name)
+        shutil.copyfile(folder / name, place / name)
     # Paths in it are relative to its folder.
     config = read_config(folder / "config.toml")
-    (record / "config.toml").write_text(config_text(record, config))
-    return record
+    (place / "config.toml").write_text(config_text(place, config))
+    if (place / "model.reef").stat().st_size > MOST_BYTES:
+        pack(place)
+    for before in set(RECORDS.glob(f"*_{job.name}")) - {place}:
+        shutil.rmtree(before)
+    return place
+
+
+def _record_name(job: Job) -> str:
+    """The name by which another recipe needs this record, otherwise one with today's date."""
+    known = (path.parent.name for other in jobs() for path in other.needs)
+    named = (name for name in known if name.partition("_")[2] == job.name)
+    return next(named, f"{datetime.date.today().isoformat()}_{job.name}")
 
 
 def main() -> int:

@@ -41,6 +41,14 @@ def seeded():
 collect_ignore = ["format/fuzz_atheris.py"]  # needs atheris, and is run by itself
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that need MNIST are skipped where nobody says where it is."""
+    if not os.environ.get("REEFKNOT_DATA"):
+        for item in items:
+            if item.get_closest_marker("mnist"):
+                item.add_marker(pytest.mark.skip(reason="MNIST is not here: set REEFKNOT_DATA"))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """Two processes; for files that are named only this one, which is there sooner."""

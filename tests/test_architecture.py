@@ -29,11 +29,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": {"dtypes", "errors", "scales"},
     "files": COMMON,
     "kernels": COMMON,
+    "progress": set(),
     # Right of the waist: uses a state. No torch.
     "codec": {*DATA, "kernels"},
-    "format": {*DATA, "codec", "files"},
+    "format": {*DATA, "codec", "files", "progress"},
     "rates": {"codec", "state"},
-    "inspection": {*DATA, "format", "rates", "tensorfile"},
+    "inspection": {*DATA, "format", "progress", "rates", "tensorfile"},
     "report": {*DATA, "files", "inspection", "rates"},
     # Between torch and numpy.
     "tensors": {"dtypes", "errors"},
@@ -44,10 +45,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tying": {"errors", "kernels"},
     "methods": {*DATA, "batchnorm", "kernels", "shrinking", "tensors", "tying"},
     "batchnorm": {"dtypes"},
-    "shrinking": COMMON,
-    "packing": {*DATA, "batchnorm", "files", "format", "kernels", "tensorfile", "tensors"},
+    "shrinking": {"errors", "progress"},
+    "packing": {
+        *(*DATA, "batchnorm", "files", "format", "kernels", "progress", "tensorfile", "tensors"),
+    },
     # Other languages: a module and a state, as a list of layers.
-    "export": {"errors", "files", "format", "loading", "rates", "shrinking", "state"},
+    "export": {
+        *("errors", "files", "format", "loading", "progress", "rates", "shrinking", "state"),
+    },
     # On top: puts both sides together.
     "public": {"format", "methods", "state"},
     "runs": {
@@ -55,14 +60,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("report", "shrinking", "state", "zoo", ""),
     },
     # Many runs.
-    "searching": {"errors", "files", "report", "runs"},
+    "searching": {"errors", "files", "progress", "report", "runs"},
     # Inside the loops of others.
     "integrations": {
         *("errors", "files", "format", "methods", "public", "runs", "state", "tying"),
     },
     "cli": {
-        *("errors", "export", "format", "inspection", "methods", "packing", "public", "report"),
-        *("runs", "searching", "shrinking", "tensorfile", "zoo", ""),
+        *("errors", "export", "format", "inspection", "methods", "packing", "progress", "public"),
+        *("report", "runs", "searching", "shrinking", "tensorfile", "zoo", ""),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
@@ -82,7 +87,7 @@ WITHOUT_TORCH = {
         "rates",
         "inspection",
     ),
-    "report",
+    *("progress", "report"),
 }
 # What methods are made of.
 CONTRACT = {"method", "hooks", "tied", "content", "pruned", "settings", "noisy"}

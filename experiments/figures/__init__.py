@@ -5,13 +5,15 @@
 Takes     experiments/records/figures/STUDY.json (made by `experiments.studies`), and for figure 8
           two records of LeNet-5.
 Gives     docs/figures/NAME-light.svg and NAME-dark.svg, and the text between the marks of
-          docs/paper.md. Figures without data are listed there as open.
+          docs/paper.md: what was found, the verdict on each claim by its rule, and what is open or
+          reduced.
 
 A figure is a module with NUMBER, STUDY (None if it is made from records), ALT (its alternative
 text), `read()` if its data is not that of one study, `draw(data, theme)`, and `found(data)`: what
 the data show, in sentences.
 
     page.py            docs/paper.md                      besides.py          claims, no figure
+    verdicts.py        what becomes of each claim         reduced.py          what we have less of
     style.py           colours, canvas, SVG
     histogram.py       1, weights before and after        losses.py           2, losses and errors
     generalisation.py  3, three networks                  pareto.py           4, sparsity and error

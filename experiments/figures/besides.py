@@ -41,7 +41,7 @@ def autograd(data: dict[str, Any]) -> str:
     )
 
 
-def pareto(data: list[dict[str, Any]]) -> str:
+def pareto(data: dict[str, Any]) -> str:
     """A trained start, and L1 with a threshold, beside sparse APT from a random start."""
     series = series_of(data)
     own = {row["l1_strength"]: row for row in series["k17"]}
@@ -60,9 +60,14 @@ def pareto(data: list[dict[str, Any]]) -> str:
                 f"front of sparse APT has {error:.2f} %"
             )
     told = "; ".join(beside) or "none of its runs lies within the densities of sparse APT's front"
+    after = (
+        "with training of what is left and K = 17"
+        if data["settings"]["retrained"]
+        else "not retrained and not tied"
+    )
     return (
         f"A trained start at the same L1 strengths: {'; '.join(starts)}. L1 and then a threshold, "
-        f"with training of what is left and K = 17: {told}."
+        f"{after}: {told}."
     )
 
 

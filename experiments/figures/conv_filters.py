@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 import reefknot
 from experiments.figures.style import Theme, canvas, outlined, show, signed, tiles
-from experiments.studies.training import parent_of
+from experiments.studies.training import ROW, parent_of
 from reefknot.runs.record import read_record
 
 NUMBER, STUDY = 8, None
 ALT = "The 20 filters of LeNet-5's first convolution, trained plainly and by sparse APT"
-RECIPES = {"dense": "without compression", "sparse_apt-paper": "sparse APT, K = 17"}
+RECIPES = {"dense": "without compression", ROW: "sparse APT, K = 17"}
 
 
 def read() -> dict[str, Any]:
@@ -49,9 +49,9 @@ def _percent(share: float) -> str:
 
 def found(data: dict[str, Any]) -> str:
     """How many filters are empty."""
-    filters = data["sparse_apt-paper"]["filters"]
+    filters = data[ROW]["filters"]
     empty = int((~filters.any((1, 2))).sum())
-    record = data["sparse_apt-paper"]["record"]
+    record = data[ROW]["record"]
     left = int(np.count_nonzero(filters))
     return (
         f"{empty} of 20 filters are empty, and {left} of 500 weights are left in the "

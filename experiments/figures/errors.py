@@ -33,8 +33,8 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
     return figure
 
 
-def _draw_k(ax: Any, rows: list[dict[str, Any]], theme: Theme) -> None:
-    table = by_k(rows)
+def _draw_k(ax: Any, data: dict[str, Any], theme: Theme) -> None:
+    table = by_k(data["runs"])
     for when, colour, words in (
         ("test_soft", theme.d, "after soft tying"),
         ("test_hard", theme.a, "after hard tying"),
@@ -47,7 +47,7 @@ def _draw_k(ax: Any, rows: list[dict[str, Any]], theme: Theme) -> None:
         )
     ax.set_xticks(range(len(table)), [str(k) for k in table])
     ax.set_xlabel("K")
-    ax.set_title("test error %, five seeds")
+    ax.set_title("test error %, mean and standard deviation")
     ax.legend()
 
 
@@ -62,10 +62,11 @@ def by_k(rows: list[dict[str, Any]]) -> dict[int, dict[str, list[float]]]:
     return dict(sorted(table.items()))
 
 
-def _draw_t(ax: Any, rows: list[dict[str, Any]], theme: Theme) -> None:
-    table = by_t(rows)
+def _draw_t(ax: Any, data: dict[str, Any], theme: Theme) -> None:
+    table = by_t(data["runs"])
     intervals = sorted({t for errors in table.values() for t in errors})
-    looks = zip((theme.b, theme.a, theme.c), ("s", "o", "^"), strict=True)
+    colours = (theme.b, theme.a, theme.c, theme.d, theme.quiet)
+    looks = zip(colours, ("s", "o", "^", "D", "v"), strict=True)
     for (k, errors), (colour, marker) in zip(table.items(), looks, strict=False):
         places = [intervals.index(t) for t in errors]
         ax.plot(
@@ -83,11 +84,12 @@ def _draw_t(ax: Any, rows: list[dict[str, Any]], theme: Theme) -> None:
 
 
 def by_t(rows: list[dict[str, Any]]) -> dict[int, dict[int, float]]:
-    """For each K the error of each interval."""
+    """For each K and each interval the error with the best tying strength."""
     table: dict[int, dict[int, float]] = {}
     for row in rows:
         if row["hard"] is not None:
-            table.setdefault(row["num_clusters"], {})[row["refit_every"]] = row["hard"]
+            own = table.setdefault(row["num_clusters"], {})
+            own[row["refit_every"]] = min(row["hard"], own.get(row["refit_every"], 100.0))
     return {k: dict(sorted(own.items())) for k, own in sorted(table.items())}
 
 
@@ -101,13 +103,13 @@ def found(data: dict[str, Any]) -> str:
     if "k" in data:
         told = [
             f"K = {k}: {fmean(e['test_soft']):.2f} and {fmean(e['test_hard']):.2f} %"
-            for k, e in by_k(data["k"]).items()
+            for k, e in by_k(data["k"]["runs"]).items()
         ]
         parts.append("Test errors after soft and after hard tying, means: " + "; ".join(told) + ".")
     if "t" in data:
         told = [
             f"K = {k}: " + ", ".join(f"{e:.2f} (t = {_short(t)})" for t, e in errors.items())
-            for k, errors in by_t(data["t"]).items()
+            for k, errors in by_t(data["t"]["runs"]).items()
         ]
         parts.append("Validation errors over t: " + "; ".join(told) + ".")
     missing = {"k": "num_clusters", "t": "refits"}

@@ -20,7 +20,7 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """
     figure, axes = canvas(4, 1, 11.0)
     for ax, (name, words) in zip(axes.flat, METHODS.items(), strict=True):
-        images = unpacked(data[name]["layer"], (300, 28, 28))
+        images = unpacked(data["runs"][name]["layer"], (300, 28, 28))
         strengths = np.sign(images) * np.sqrt(np.abs(images))
         show(ax, signed(np.nan_to_num(tiles(strengths, 30)), theme))
         framed(ax, theme)
@@ -31,9 +31,9 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
 def found(data: dict[str, Any]) -> str:
     """Hidden units without any input, and errors."""
     told = [
-        f"{words}: {300 - data[name]['live_units']} of 300 units have no input left "
-        f"({100 * (1 - data[name]['live_units'] / 300):.1f} % row sparsity), test error "
-        f"{data[name]['test_error']:.2f} %"
+        f"{words}: {300 - data['runs'][name]['live_units']} of 300 units have no input left "
+        f"({100 * (1 - data['runs'][name]['live_units'] / 300):.1f} % row sparsity), test error "
+        f"{data['runs'][name]['test_error']:.2f} %"
         for name, words in METHODS.items()
     ]
     return "; ".join(told) + "."

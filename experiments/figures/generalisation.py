@@ -1,5 +1,6 @@
 """Figure 3: test errors of three networks, each with four regularisers."""
 
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -15,32 +16,43 @@ NETWORKS = {
 }
 
 
-def errors_of(data: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The test errors of each network, by regulariser."""
-    return {
-        network: {
-            r["title"]: r["test_error"] for r in data if r["network"] == network and r["test"]
-        }
-        for network in NETWORKS
-    }
+Errors = dict[str, dict[str, list[float]]]
 
 
-def draw(data: list[dict[str, Any]], theme: Theme) -> Figure:
-    """A line of points for each network."""
+def errors_of(data: dict[str, Any]) -> Errors:
+    """The test errors of each network's seeds, by regulariser; K grows."""
+    table: Errors = {network: {} for network in NETWORKS}
+    for row in sorted(data["runs"], key=lambda row: _place(row["title"])):
+        if row["test"] and row["test_error"] is not None:
+            table[row["network"]].setdefault(row["title"], []).append(row["test_error"])
+    return table
+
+
+def _place(title: str) -> tuple[int, int]:
+    kind, _, k = title.partition("-")
+    return ("none", "l1", "l2", "apt").index(kind), int(k or 0)
+
+
+def draw(data: dict[str, Any], theme: Theme) -> Figure:
+    """A line of means for each network, and a dot for each seed."""
     figure, ax = canvas(1, 1, 3.0)
     table = errors_of(data)
-    titles = list(max(table.values(), key=len))
+    titles = sorted({title for errors in table.values() for title in errors}, key=_place)
     looks = ((theme.d, "s"), (theme.a, "o"), (theme.b, "D"))
     for (network, errors), (colour, marker) in zip(table.items(), looks, strict=True):
         shown = [title for title in titles if title in errors]
         ax.plot(
             [titles.index(title) for title in shown],
-            [errors[title] for title in shown],
+            [fmean(errors[title]) for title in shown],
             color=colour,
             marker=marker,
             linewidth=0.8,
             label=NETWORKS[network],
         )
+        dots = [(titles.index(title), error) for title in shown for error in errors[title]]
+        if len(dots) > len(shown):
+            places, seeds = zip(*dots, strict=True)
+            ax.plot(places, seeds, color=colour, marker=".", markersize=3, linestyle="")
     ax.set_xticks(range(len(titles)), [_words(title) for title in titles])
     ax.set_ylim(bottom=0)
     ax.set_ylabel("test error, %")
@@ -50,15 +62,21 @@ def draw(data: list[dict[str, Any]], theme: Theme) -> Figure:
 
 def _words(title: str) -> str:
     kind, _, k = title.partition("-")
-    return {"none": "none", "l1": "L1", "l2": "L2"}.get(kind, f"APT\nK = {k}")
+    return {"none": "none", "l1": "L1", "l2": "L2"}.get(kind, f"APT\nK = {int(k or 0):,}")
 
 
-def found(data: list[dict[str, Any]]) -> str:
+def found(data: dict[str, Any]) -> str:
     """The errors in words."""
     told = []
     for network, errors in errors_of(data).items():
         listed = ", ".join(
-            f"{_words(title)} {error:.2f}".replace("\n", " ") for title, error in errors.items()
+            f"{_words(title)} {fmean(seeds):.2f}".replace("\n", " ")
+            for title, seeds in errors.items()
         )
-        told.append(f"{NETWORKS[network]}: {listed}")
-    return f"Test errors in percent. {'; '.join(told)}."
+        told.append(f"{NETWORKS[network]}, {_seeds(errors)}: {listed}")
+    return f"Test errors in percent, means. {'; '.join(told)}."
+
+
+def _seeds(errors: dict[str, list[float]]) -> str:
+    count = max(map(len, errors.values()), default=0)
+    return "one seed" if count == 1 else f"{count} seeds"

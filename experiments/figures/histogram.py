@@ -15,7 +15,7 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """Two joint histograms on one scale; counts are logarithmic."""
     figure, axes = canvas(1, 2, 3.5, sharey=True)
     titles = {"dense": "without tying", "apt": "soft tying, K = 8"}
-    span = max(abs(limit) for run in data["runs"].values() for limit in run["end_range"])
+    span = max(abs(limit) for name in titles for limit in data["runs"][name]["end_range"])
     for ax, (name, title) in zip(axes, titles.items(), strict=True):
         run = data["runs"][name]
         counts = np.array(run["histogram"]).T[1:-1]  # the outermost bins hold all that is beyond

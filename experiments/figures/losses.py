@@ -14,7 +14,7 @@ ALT = "Losses and errors over 40,000 steps, with and without APT; hard tying beg
 def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """Losses at the left, errors at the right."""
     figure, (left, right) = canvas(1, 2, 2.9)
-    strength = data["settings"]["tying_strength"]
+    strength = data["settings"]["apt"]["tying_strength"]
     apt, dense = (data["runs"][name]["rows"] for name in ("apt", "dense"))
     for rows, colour, name in ((dense, theme.d, "without APT"), (apt, theme.a, "with APT")):
         steps = [row["step"] for row in rows if row["event"] == "step"]

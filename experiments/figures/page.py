@@ -1,7 +1,8 @@
 """docs/paper.md: pictures and what they show, put between its marks.
 
 Takes     the figures, and the data that is there.
-Gives     the page with every picture that can be drawn, its sentences, and a list of what is open.
+Gives     the page with every picture that can be drawn, its sentences, what becomes of each claim,
+          and a list of what is open or reduced.
 Unaware   of how a figure is drawn.
 """
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.figures import FIGURES, besides
+from experiments.figures import FIGURES, besides, reduced, verdicts
 from experiments.studies import STUDIES
 from experiments.studies.driver import record_of
 
@@ -46,21 +47,46 @@ def block(figure: ModuleType) -> str:
     )
 
 
+def verdict(mark: int | str) -> str:
+    """What becomes of the claim of a figure, by its number, or of a study without one."""
+    if isinstance(mark, int):
+        data = read(next(figure for figure in FIGURES if mark == figure.NUMBER))
+        rule = verdicts.BY_FIGURE[mark]
+    else:
+        path = record_of(STUDIES[mark])
+        data = json.loads(path.read_text()) if path.exists() else None
+        rule = verdicts.BY_STUDY[mark]
+    return "**Verdict: is open.**" if data is None else verdicts.told(rule(data))
+
+
+def ours(study: str) -> str:
+    """What a study ran, and what it has less of than the paper."""
+    path = record_of(STUDIES[study])
+    if not path.exists():
+        return f"*Open: the study `{study}` has not been run.*"
+    return reduced.told(study, json.loads(path.read_text()))
+
+
 def open_ones() -> str:
-    """The figures without data, and the commands that make their data."""
+    """Figures without data and the commands that make it; then what is reduced, and by how much."""
     wanted: dict[str, list[str]] = {}
     for figure in FIGURES:
         for study in getattr(figure, "STUDIES", (figure.STUDY,)):
-            if study is not None and not record_of(STUDIES[study]).exists():
+            if study is not None:
                 wanted.setdefault(study, []).append(f"figure {figure.NUMBER}")
     for study in besides.SENTENCES:
-        if not record_of(STUDIES[study]).exists():
-            wanted.setdefault(study, []).append("a sentence")
-    lines = [
-        f"- {' and '.join(what)}: `python -m experiments.studies {study}` "
-        f"(about {STUDIES[study].MINUTES:g} minutes a run)"
-        for study, what in wanted.items()
-    ]
+        wanted.setdefault(study, ["a sentence"])
+    lines = []
+    for study, what in wanted.items():
+        path, less = record_of(STUDIES[study]), ["not run"]
+        if path.exists():
+            data = json.loads(path.read_text())
+            less = reduced.reductions(study, data) if study in reduced.PAPER else []
+        if less:
+            lines.append(
+                f"- {' and '.join(what)}: {'; '.join(less)}. `python -m experiments.studies "
+                f"{study}` (about {STUDIES[study].MINUTES:g} minutes a run)"
+            )
     return "\n".join(lines) or "Nothing."
 
 
@@ -68,6 +94,9 @@ def written(text: str) -> str:
     """The page with every mark filled from the current data."""
     marks = {f"figure {figure.NUMBER}": block(figure) for figure in FIGURES}
     marks |= {name: besides.sentence(name) for name in besides.SENTENCES}
+    marks |= {f"verdict figure {number}": verdict(number) for number in verdicts.BY_FIGURE}
+    marks |= {f"verdict {study}": verdict(study) for study in verdicts.BY_STUDY}
+    marks |= {f"ours {study}": ours(study) for study in reduced.PAPER}
     marks["open"] = open_ones()
     for mark, content in marks.items():
         before, found, rest = text.partition(f"<!-- {mark} -->\n")

@@ -1,6 +1,7 @@
 """Figure 4: sparsity against error over strengths of L1."""
 
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -13,15 +14,20 @@ TITLES = {
     "k17": "sparse APT, K = 17",
     "k9": "sparse APT, K = 9",
     "trained": "K = 17 from a trained network",
-    "threshold": "L1, then a threshold, K = 17",
+    "threshold": "L1, then a threshold",
 }
 
 
-def series_of(data: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The runs of each curve; both thresholds make one."""
+def series_of(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The points of each curve: means over the seeds of each strength (and threshold)."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in TITLES}
-    for row in data:
-        found[row["series"].partition("-")[0]].append(row)
+    same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in data["runs"]:
+        key = row["series"], row["l1_strength"], row.get("threshold")
+        same.setdefault(key, []).append(row)
+    for (series, strength, _), rows in same.items():
+        means = {name: fmean(row[name] for row in rows) for name in ("density", "val_error")}
+        found[series].append({"l1_strength": strength, **means})
     return found
 
 
@@ -34,7 +40,7 @@ def front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return best
 
 
-def draw(data: list[dict[str, Any]], theme: Theme) -> Figure:
+def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """A front for each series; runs behind it are hollow."""
     figure, ax = canvas(1, 1, 3.3)
     looks = {
@@ -78,10 +84,12 @@ def error_at(rows: list[dict[str, Any]], density: float) -> float | None:
     return None
 
 
-def found(data: list[dict[str, Any]]) -> str:
+def found(data: dict[str, Any]) -> str:
     """The ends of each front."""
     parts = []
     for name, rows in series_of(data).items():
+        if not rows:
+            continue
         best = front(rows)
         first, last = best[0], best[-1]
         parts.append(

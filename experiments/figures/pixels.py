@@ -16,12 +16,12 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
     """Connections of each pixel, as the share of the largest count of its map."""
     figure, axes = canvas(1, 3, 2.9)
     for ax, (name, words) in zip(axes, METHODS.items(), strict=True):
-        counts = np.array(data[name]["connections"]).reshape(28, 28)
+        counts = np.array(data["runs"][name]["connections"]).reshape(28, 28)
         shares = counts / counts.max()
         show(ax, tinted(np.where(counts, 0.12 + 0.88 * shares, 0), theme.a))
         framed(ax, theme)
         ax.set_title(
-            f"{words}\n{data[name]['live_pixels']} live pixels, at most {counts.max()} each"
+            f"{words}\n{data['runs'][name]['live_pixels']} live pixels, at most {counts.max()} each"
         )
     return figure
 
@@ -29,8 +29,9 @@ def draw(data: dict[str, Any], theme: Theme) -> Figure:
 def found(data: dict[str, Any]) -> str:
     """Live and pruned pixels."""
     told = [
-        f"{words}: {data[name]['live_pixels']} live, {784 - data[name]['live_pixels']} pruned "
-        f"(test error {data[name]['test_error']:.2f} %)"
-        for name, words in METHODS.items()
+        f"{METHODS[name]}: {run['live_pixels']} live, {784 - run['live_pixels']} pruned "
+        f"(test error {run['test_error']:.2f} %)"
+        for name, run in data["runs"].items()
+        if name in METHODS
     ]
     return "Of 784 pixels, " + "; ".join(told) + "."

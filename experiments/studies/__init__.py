@@ -4,6 +4,7 @@
     python -m experiments.studies pareto --jobs 2     # this one, on two processes of one thread
     python -m experiments.studies --list              # what is done and left; runs nothing
     python -m experiments.studies refits --shorter 10 # a trial at a tenth of the steps, no record
+    python -m experiments.studies pareto --partial    # the data file from the runs finished so far
 
 Takes     a module for each study, below; MNIST in REEFKNOT_DATA.
 Gives     experiments/records/figures/STUDY.json, which figures and tables are made from.
@@ -11,6 +12,8 @@ Gives     experiments/records/figures/STUDY.json, which figures and tables are m
 A study is a module with
 
     MINUTES             how long one of its runs takes on one core
+    SETTINGS            what its runs have in common: it goes into the data file, where the page
+                        compares it with the paper's; with other settings a run is done again
     cases(done)         the runs that it needs: a table from names to arguments of `measure`. `done`
                         has the results of finished runs, from which a search decides what is next
     measure(**case)     one run; its result can be written as JSON
@@ -18,7 +21,8 @@ A study is a module with
     MARK, table(data)   for a study with a table in docs/method.md, or in the DOCUMENT that it
                         names: its mark there, and its text
 
-Each finished run is a file under --runs. An interrupted study continues with the remaining runs.
+Each finished run is a file under --runs, beside the checkout by default, at once. An interrupted
+study continues with the remaining runs; what was under way begins again.
 
     driver.py        the processes              training.py       one run, measured
     behaviour.py     figures 1, 2, 5            generalisation.py figures 3, 7

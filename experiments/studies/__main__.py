@@ -21,6 +21,9 @@ def main() -> int:
         help="folder of finished runs",
     )
     parser.add_argument("--shorter", type=int, default=1, help="divide the steps; no record")
+    parser.add_argument(
+        "--partial", action="store_true", help="write the record from what is finished; run nothing"
+    )
     parser.add_argument("--list", action="store_true", help="say what is done and left")
     options = parser.parse_args()
     unknown = [name for name in options.study if name not in STUDIES]
@@ -48,7 +51,10 @@ def _go(options: argparse.Namespace) -> None:
             told = "recorded" if record.exists() else f"{len(done)} done, {left} left"
             print(f"{name:15} {told}, {study.MINUTES:g} minutes a run")
         elif options.study or not record.exists():
-            done = driver.run(study, folder, jobs=options.jobs, shorter=options.shorter)
+            if options.partial:
+                done = driver.finished(study, folder)
+            else:
+                done = driver.run(study, folder, jobs=options.jobs, shorter=options.shorter)
             short = options.shorter > 1
             driver.collect(study, done, folder / "data.json" if short else record)
             if hasattr(study, "MARK") and not short:

@@ -41,15 +41,31 @@ def document_of(study: ModuleType) -> Path:
 
 
 def finished(study: ModuleType, folder: Path) -> Done:
-    """The results of a study's finished runs, without those that it no longer needs."""
+    """The results of a study's finished runs, without those that it no longer needs.
+
+    A run with other arguments, or of other settings of its study, is not one of them.
+    """
     done: Done = {}
     while True:  # results may change which cases there are
-        wanted = [name for name in study.cases(done) if name not in done]
-        paths = {name: folder / f"{name}.json" for name in wanted}
-        found = {n: json.loads(p.read_text())["result"] for n, p in paths.items() if p.exists()}
+        wanted = {name: case for name, case in study.cases(done).items() if name not in done}
+        found = {name: _result(study, folder / f"{name}.json", wanted[name]) for name in wanted}
+        found = {name: result for name, result in found.items() if result is not None}
         if not found:
             return done
         done |= found
+
+
+def _result(study: ModuleType, path: Path, case: dict[str, Any]) -> Any:
+    if not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    asked = json.loads(json.dumps([case, settings_of(study)]))
+    return kept["result"] if [kept["case"], kept["settings"]] == asked else None
+
+
+def settings_of(study: ModuleType) -> dict[str, Any]:
+    """What all runs of a study have in common."""
+    return getattr(study, "SETTINGS", {})
 
 
 def run(study: ModuleType, folder: Path, *, jobs: int, shorter: int = 1) -> Done:
@@ -116,4 +132,9 @@ def _measure(module: str, case: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     study = __import__(module, fromlist=["measure"])
     result = study.measure(**case)
-    return {"case": case, "seconds": round(time.monotonic() - began, 1), "result": result}
+    return {
+        "case": case,
+        "settings": settings_of(study),
+        "seconds": round(time.monotonic() - began, 1),
+        "result": result,
+    }

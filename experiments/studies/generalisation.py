@@ -1,40 +1,42 @@
 """What generalises: shared filters, local filters or none, each with four regularisers.
 
 Takes     LeNet-5-Caffe, the locally connected network of its shape, and the fully connected one;
-          2,000 steps of SGD in bfloat16, 1,000 hard ones for APT, which ties only the local layers
-          (or those in their place). Strengths are chosen on validation in a third of the steps (for
-          APT with K = 4; for the fully connected network, those of the local one); then test images
-          are evaluated.
+          at most 20,000 steps of SGD, and 10,000 hard ones for APT, which ties only the local
+          layers (or those in their place); each part ends when it has converged (`training.FLAT`).
+          Strengths are chosen on validation images with one seed, in a fifth of the steps; the
+          fully connected network takes those of the local one.
 Gives     the data of figure 3, and one filter of the local network with K = 4 for figure 7.
-Paper     section 4.2: 20,000 and 10,000 steps, three seeds, K up to 25,570. Here one seed, a
-          tenth of the steps, and for the fully connected network no L1 or L2 and one K.
+Paper     section 4.2.
 """
 
 from typing import Any
 
 import numpy as np
 
-from experiments.studies.training import trained
+from experiments.studies.training import FLAT, trained
 from reefknot.errors import DivergedError
 
-MINUTES = 2.0
-SOFT_STEPS, HARD_STEPS = 2_000, 1_000
-SEARCH_SHORTER = 3
-SGD = {"name": "sgd", "lr": 0.02, "decay": "cosine", "options": {"momentum": 0.9}}
-LAYERS = {
-    "lenet-5-caffe": [],  # its filters are shared already
-    "lenet-5-local": ["local?.*"],
-    "lenet-5-full": ["full?.*"],
+MINUTES = 13.0
+CNN, LOCAL, FULL = "lenet-5-caffe", "lenet-5-local", "lenet-5-full"
+SETTINGS: dict[str, Any] = {
+    "soft_steps": 20_000,
+    "hard_steps": 10_000,
+    "search_shorter": 5,
+    "flat": FLAT,
+    "bf16": False,
+    "seeds": {CNN: 3, LOCAL: 3, FULL: 1},
+    "ks": {CNN: [], LOCAL: [2, 4, 8, 16, 64, 256, 25_570], FULL: [16]},
+    "optimizer": {
+        "name": "sgd",
+        "lr": 0.02,
+        "decay": "plateau",
+        "options": {"momentum": 0.9, "fused": True},
+    },
 }
-KS: dict[str, tuple[int, ...]] = {
-    "lenet-5-caffe": (),
-    "lenet-5-local": (2, 4, 16),
-    "lenet-5-full": (16,),
-}
-STRENGTHS = {"l1": (1e-6, 1e-5), "l2": (1e-5, 1e-4), "apt": (1e-4, 1e-3, 1e-2)}
+LAYERS = {CNN: [], LOCAL: ["local?.*"], FULL: ["full?.*"]}  # shared filters are tied already
+STRENGTHS = {"l1": (1e-6, 1e-5, 1e-4), "l2": (1e-5, 1e-4, 1e-3), "apt": (1e-5, 1e-4, 1e-3)}
 SETTING = {"l1": "l1_strength", "l2": "l2_strength", "apt": "tying_strength"}
-LOCAL, FULL = "lenet-5-local", "lenet-5-full"
-SEARCH_K, FILTER = 4, 0  # the K of the search, and the filter that is drawn
+FILTER_OF, FILTER = f"{LOCAL}-apt-4-seed0", 0  # the run and the filter that are drawn
 
 
 def cases(done: dict[str, Any]) -> dict[str, Any]:
@@ -44,72 +46,82 @@ def cases(done: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for network in LAYERS:
-        found[f"{network}-none"] = _case(network, "none", {}, test=True)
-    for network in ("lenet-5-caffe", LOCAL):
-        for kind, strengths in STRENGTHS.items():
-            if kind == "apt" and not KS[network]:
-                continue
-            search = {f"{network}-{kind}-search-{s:g}": s for s in strengths}
+        found |= _seeds(network, "none", {})
+    for network in (CNN, LOCAL):
+        for title in ("l1", "l2", *(f"apt-{k}" for k in SETTINGS["ks"][network])):
+            kind = title.partition("-")[0]
+            search = {f"{network}-{title}-search-{s:g}": s for s in STRENGTHS[kind]}
             for name, strength in search.items():
-                found[name] = _case(network, _title(kind, SEARCH_K), {SETTING[kind]: strength})
+                found[name] = _case(network, title, {SETTING[kind]: strength})
             if search.keys() <= done.keys():
-                best = min(search, key=lambda name: _badness(done[name]))
-                same = [network, FULL] if network == LOCAL and kind == "apt" else [network]
-                for other in same:
-                    for k in KS[other] if kind == "apt" else (0,):
-                        title, settings = _title(kind, k), {SETTING[kind]: search[best]}
-                        found[f"{other}-{title}"] = _case(other, title, settings, test=True)
+                best = search[min(search, key=lambda name: _badness(done[name]))]
+                found |= _seeds(network, title, {SETTING[kind]: best})
+                if network == LOCAL and _is_for_full(title):
+                    found |= _seeds(FULL, title, {SETTING[kind]: best})
     return found
 
 
+def _is_for_full(title: str) -> bool:
+    kind, _, k = title.partition("-")
+    return kind != "apt" or int(k) in SETTINGS["ks"][FULL]
+
+
+def _seeds(network: str, title: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The runs on test images."""
+    return {
+        f"{network}-{title}-seed{seed}": _case(network, title, settings, seed=seed, test=True)
+        for seed in range(SETTINGS["seeds"][network])
+    }
+
+
 def _case(
-    network: str, title: str, settings: dict[str, Any], *, test: bool = False
+    network: str, title: str, settings: dict[str, Any], *, seed: int = 0, test: bool = False
 ) -> dict[str, Any]:
-    return {"network": network, "title": title, "settings": settings, "test": test}
-
-
-def _title(kind: str, k: int) -> str:
-    return f"apt-{k}" if kind == "apt" else kind
+    return {"network": network, "title": title, "settings": settings, "seed": seed, "test": test}
 
 
 def _badness(row: dict[str, Any]) -> float:
     return 100.0 if row["val_error"] is None else float(row["val_error"])
 
 
-def measure(network: str, title: str, settings: dict[str, Any], test: bool) -> dict[str, Any]:
+def measure(
+    network: str, title: str, settings: dict[str, Any], seed: int, test: bool
+) -> dict[str, Any]:
     """One run. Networks with a penalty are measured before hardening, those of APT at the end."""
     kind, _, k = title.partition("-")
     method = {"none": "dense", "l1": "l1_threshold", "l2": "l2", "apt": "apt"}[kind]
-    row = _case(network, title, settings, test=test)
+    row = _case(network, title, settings, seed=seed, test=test)
     if kind == "apt":
         settings = settings | {"num_clusters": int(k), "include": LAYERS[network]}
     table = {
         "model": network,
         "data": "mnist",
         "method": method,
+        "seed": seed,
         "settings": settings,
         "training": {
-            "soft_steps": SOFT_STEPS,
-            "hard_steps": HARD_STEPS if kind == "apt" else 0,
+            "soft_steps": SETTINGS["soft_steps"],
+            "hard_steps": SETTINGS["hard_steps"] if kind == "apt" else 0,
             "batch_size": 128,
-            "bf16": True,
+            "bf16": SETTINGS["bf16"],
         },
-        "optimizer": SGD,
+        "optimizer": SETTINGS["optimizer"],
     }
+    shorter = 1 if test else SETTINGS["search_shorter"]
     try:
-        found = trained(table, test=test, shorter=1 if test else SEARCH_SHORTER)
+        found = trained(table, test=test, shorter=shorter, until_flat=True)
     except DivergedError:
-        return row | {"val_error": None}
+        return row | {"val_error": None, "test_error": None}
     when = "hard" if kind == "apt" else "soft"
-    row["val_error"] = found.errors[when]
+    row |= {"steps": found.steps, "val_error": found.errors[when]}
     if test:
         row["test_error"] = found.errors[f"test_{when}"]
-    if (network, title, test) == (LOCAL, f"apt-{SEARCH_K}", True):
+    if f"{network}-{title}-seed{seed}" == FILTER_OF and test:
         weights = found.model.local1.weight.detach().double().numpy()[:, FILTER]
         row["filter"] = np.round(weights, 4).reshape(24, 24, 5, 5).tolist()
     return row
 
 
-def data(done: dict[str, Any]) -> list[dict[str, Any]]:
+def data(done: dict[str, Any]) -> dict[str, Any]:
     """All runs, the search and those on test images."""
-    return list(done.values())
+    return {"settings": SETTINGS, "runs": list(done.values())}

@@ -19,7 +19,8 @@ from reefknot.dtypes import is_zero
 from reefknot.errors import CheckError
 from reefknot.format import MAX_BYTES, open_file
 from reefknot.format.read import TensorCost
-from reefknot.rates import fixed_bits, paper_bits, predicted_bytes, rate_file, rate_of, strict_bits
+from reefknot.progress import doing
+from reefknot.rates import fixed_bits, paper_bits, predicted_bytes, rate_file, rate_of
 from reefknot.scales import Scales
 from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import FoundTensor, open_tensors
@@ -53,7 +54,6 @@ class Inspection:
     original_bytes: int
     rate_file: float
     rate_paper: float
-    rate_strict: float
     rate_fixed: float
     density: float
     num_clusters: int
@@ -65,9 +65,8 @@ class Inspection:
     entropy_bytes: int
     gzip_bytes: int | None  # None above COMPARE_BYTES
     xz_bytes: int | None
-    fixed_bytes: float  # what `rate_fixed`, `rate_paper` and `rate_strict` count
+    fixed_bytes: float  # what `rate_fixed` and `rate_paper` count
     paper_bytes: float
-    strict_bytes: float
     tensors: tuple[TensorBytes, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -75,6 +74,7 @@ class Inspection:
         return asdict(self)
 
 
+@doing("inspecting")
 def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     """Find out where the bytes of a file went."""
     found = open_file(path, max_bytes=max_bytes)
@@ -97,14 +97,13 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     kept += sum(s.values.nbytes for t in state.tensors if (s := _scales(t)) is not None)
     trainable = [t for t in state.tensors if isinstance(t, TiedTensor) or t.trainable]
     num_trainable = sum(_size(tensor) for tensor in trainable)
-    fixed, paper, strict = fixed_bits(state), paper_bits(state), strict_bits(state)
+    fixed, paper = fixed_bits(state), paper_bits(state)
     small = state.original_bytes <= COMPARE_BYTES
     return Inspection(
         file_bytes=found.file_bytes,
         original_bytes=state.original_bytes,
         rate_file=rate_file(state, found.file_bytes),
         rate_paper=rate_of(state, paper),
-        rate_strict=rate_of(state, strict),
         rate_fixed=rate_of(state, fixed),
         density=sum(nonzeros[tensor.name] for tensor in trainable) / max(num_trainable, 1),
         num_clusters=state.num_clusters,
@@ -118,7 +117,6 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
         xz_bytes=_compressed(state, lzma.LZMACompressor(preset=XZ)) if small else None,
         fixed_bytes=fixed / 8,
         paper_bytes=paper / 8,
-        strict_bytes=strict / 8,
         tensors=rows,
     )
 
@@ -170,6 +168,7 @@ class Verification:
         return asdict(self)
 
 
+@doing("verifying")
 def verify(
     path: Path | str, against: Path | str | None = None, *, max_bytes: int = MAX_BYTES
 ) -> Verification:

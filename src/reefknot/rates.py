@@ -2,8 +2,8 @@
 
 Takes     a `TiedState`, or the counts of its values while it is still training.
 Gives     `rate_file` (real bytes), `rate_fixed` (equation 2), `rate_paper` (CSR and Huffman),
-          `rate_strict` (the same with raw row pointers and biases), `rate_live` (the same without
-          dead rows and columns), and `predicted_bytes`, an estimate for progress bars.
+          `rate_live` (the same without dead rows and columns), and `predicted_bytes`, an estimate
+          for progress bars.
 Paper     equation 2, and the "maximum compression rate" of its Table 1.
 Unaware   of how a `.reef` file is coded: `rate_file` is told the size.
 
@@ -17,8 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from reefknot.codec.huffman import message_bits
-from reefknot.codec.kernels.sparse_rows import count_rows
-from reefknot.state import CHUNK, KeptTensor, TiedState, TiedTensor
+from reefknot.codec.sparse_rows import count_rows
+from reefknot.state import KeptTensor, TiedState, TiedTensor
 
 DENSE_GAP_BITS = 5
 CONV_GAP_BITS = 8
@@ -40,21 +40,12 @@ def rate_paper(state: TiedState) -> float:
     """The paper's "maximum compression rate": compressed sparse rows, Huffman coded per layer.
 
     A layer is the tied tensors whose names agree up to the last dot: its weight, with the bias as
-    one more row. A weight is a matrix of shape[0] rows; any other tensor is one row. Each layer has
-    three Huffman codes: value ids, gaps to the previous entry of the row, entries per row. A gap
-    has 5 bits in dense layers and 8 in convolutions; a longer one is bridged with filler zeros.
-    Codebooks are stored once, and kept tensors as they are.
+    one more row. A weight is a matrix of shape[0] rows; any other tensor is one row. Each row has a
+    raw pointer of 32 bits, each layer a Huffman code for value ids and one for gaps to the previous
+    entry of the row. A gap has 5 bits in dense layers and 8 in convolutions; a longer one is
+    bridged with filler zeros. Codebooks are stored once, and kept tensors as they are.
     """
     return rate_of(state, paper_bits(state))
-
-
-def rate_strict(state: TiedState) -> float:
-    """As `rate_paper`, but with raw row pointers and biases, as plain CSR code would store them.
-
-    A weight of R rows has R + 1 pointers of 32 bits instead of a code for entries per row. A tied
-    tensor of one dimension is stored as it is, at its own element size.
-    """
-    return rate_of(state, strict_bits(state))
 
 
 def rate_live(state: TiedState) -> float:
@@ -82,23 +73,10 @@ def paper_bits(state: TiedState) -> int:
     for tensor in _tied(state):
         layers.setdefault((tensor.name.rpartition(".")[0], tensor.codebook), []).append(tensor)
     bits = _kept_bits(state) + _codebook_bits(state) + _scale_bits(state)
-    for (_, number), tensors in layers.items():
-        symbols = _Symbols(tensors, state.codebooks[number].zeros)
-        bits += symbols.entry_bits() + symbols.row_bits()
-    return bits
-
-
-def strict_bits(state: TiedState) -> int:
-    """The bits that `rate_strict` divides by."""
-    bits = _kept_bits(state) + _codebook_bits(state) + _scale_bits(state)
-    for tensor in _tied(state):
-        codebook = state.codebooks[tensor.codebook]
-        if len(tensor.shape) < 2:
-            bits += 8 * state.dtype(tensor).item_bytes * tensor.indices.size
-        else:
-            symbols = _Symbols([tensor], codebook.zeros)
-            bits += symbols.entry_bits() + ROW_POINTER_BITS * (tensor.shape[0] + 1)
-    return bits
+    return bits + sum(
+        _layer_bits(tensors, state.codebooks[number].zeros)
+        for (_, number), tensors in layers.items()
+    )
 
 
 def live_bits(state: TiedState) -> int:
@@ -153,41 +131,19 @@ def _tied(state: TiedState) -> Iterator[TiedTensor]:
     return (tensor for tensor in state.tensors if isinstance(tensor, TiedTensor))
 
 
-class _Symbols:
-    """Symbol counts of the compressed sparse rows of some tensors with one codebook."""
-
-    def __init__(self, tensors: list[TiedTensor], zeros: np.ndarray) -> None:
-        is_conv = any(len(tensor.shape) > 2 for tensor in tensors)
-        self.gap_bits = CONV_GAP_BITS if is_conv else DENSE_GAP_BITS
-        self.values = np.zeros(max(len(zeros), 1), np.int64)
-        self.gaps = np.zeros(1 << self.gap_bits, np.int64)
-        self.rows: dict[int, int] = {}  # from entries per row to the number of such rows
-        for tensor in tensors:
-            if tensor.indices.size:
-                self._count(tensor, zeros)
-
-    def entry_bits(self) -> int:
-        """The bits of value ids and gaps."""
-        id_bits = max(len(self.values) - 1, 1).bit_length()
-        return _code_bits(self.values, id_bits) + _code_bits(self.gaps, self.gap_bits)
-
-    def row_bits(self) -> int:
-        """The bits of the entries per row."""
-        counts = np.array([*self.rows.values()], np.int64)
-        return _code_bits(counts, max([1, *self.rows]).bit_length())
-
-    def _count(self, tensor: TiedTensor, zeros: np.ndarray) -> None:
-        """Count the symbols of a tensor, in chunks to bound memory."""
-        columns = tensor.indices.size // (tensor.shape[0] if len(tensor.shape) > 1 else 1)
-        stored, zero = (~zeros).astype(np.uint8), int(np.argmax(zeros))
-        flat, at_row = tensor.indices.reshape(-1), np.zeros(3, np.int64)
-        for at in range(0, len(flat), CHUNK):
-            part = flat[at : at + CHUNK].copy()
-            lengths = np.zeros(1 + len(part) // columns, np.int64)
-            ended = count_rows(part, columns, stored, zero, self.values, self.gaps, at_row, lengths)
-            found, many = np.unique(lengths[:ended], return_counts=True)
-            for length, number in zip(found.tolist(), many.tolist(), strict=True):
-                self.rows[length] = self.rows.get(length, 0) + number
+def _layer_bits(tensors: list[TiedTensor], zeros: np.ndarray) -> int:
+    """The bits of the compressed sparse rows of some tensors with one codebook."""
+    is_conv = any(len(tensor.shape) > 2 for tensor in tensors)
+    gap_bits = CONV_GAP_BITS if is_conv else DENSE_GAP_BITS
+    values, gaps = np.zeros_like(zeros, np.int64), np.zeros(1 << gap_bits, np.int64)
+    num_rows = 0
+    for tensor in tensors:
+        if tensor.indices.size:
+            rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+            count_rows(tensor.indices.reshape(rows, -1), zeros, values, gaps)
+            num_rows += rows
+    id_bits = max(len(values) - 1, 1).bit_length()
+    return ROW_POINTER_BITS * num_rows + _code_bits(values, id_bits) + _code_bits(gaps, gap_bits)
 
 
 def _code_bits(counts: np.ndarray, symbol_bits: int) -> int:

@@ -236,6 +236,7 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_batches_wait_in_the_network_ends_it(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     weights = {

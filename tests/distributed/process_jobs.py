@@ -1,13 +1,15 @@
 """What the processes of tests/distributed do; the test process does the same alone.
 
-    python tests/distributed/process_jobs.py RANK WORLD FOLDER NAMES...
+    python tests/distributed/process_jobs.py WORLD FOLDER NAMES...
 
-Every process runs the named jobs in turn, and writes what each one gives, or the sentence that it
-ends with, to FOLDER as JSON.
+Every one of WORLD processes runs the named jobs in turn, and writes what each one gives, or the
+sentence that it ends with, to FOLDER as JSON. They are forked once all is imported.
 """
 
 import contextlib
+import importlib
 import json
+import multiprocessing
 import sys
 import traceback
 import weakref
@@ -26,11 +28,17 @@ from reefknot.tying.collectives import local, part_of
 STEPS = 12
 RESUMED_AT = 10  # in the phase commit, where there are latent weights
 FOLDER = Path()
-JOBS = {}
+JOBS, LONG_JOBS = {}, {}
 
 
 def job(function):
     JOBS[function.__name__] = function
+    return function
+
+
+def long_job(function):
+    """Budgets, and what is saved in the middle of them."""
+    LONG_JOBS[function.__name__] = function
     return function
 
 
@@ -146,21 +154,20 @@ def counted_wire(sent):
         dist.all_reduce, dist.all_gather = real
 
 
-def main(rank, world, folder, *names):
+def work(rank, world, folder, names):
+    """One of the processes."""
     global FOLDER
-    rank, folder = int(rank), Path(folder)
     FOLDER = folder
-    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'store'}",
         rank=rank,
-        world_size=int(world),
+        world_size=world,
         timeout=timedelta(seconds=200),
     )
     for name in names:
         try:
-            result = JOBS[name]()
+            result = (JOBS | LONG_JOBS)[name]()
         except ReefknotError as error:
             result = {"error": str(error)}
         except Exception:
@@ -168,6 +175,31 @@ def main(rank, world, folder, *names):
         (folder / f"{name}-{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+
+
+IMPORTED = (
+    "reefknot.integrations.distributed",
+    "torch._dynamo",  # what making an optimizer imports
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+)
+
+
+def main(world, folder, *names):
+    torch.set_num_threads(1)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    paper(small())  # imports the rest
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=work, args=(rank, int(world), Path(folder), names), daemon=True)
+        for rank in range(int(world))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(max(process.exitcode != 0 for process in processes))
 
 
 @job
@@ -181,7 +213,7 @@ def paper_4():
     return paper_run(sharded(network(), mesh_of(4)))
 
 
-@job
+@long_job
 def paper_copies():
     return paper_run(sharded(network(), mesh_of(2, 2)))
 
@@ -225,7 +257,7 @@ def budget_from(begin, model):
     return outcome(trained(model, make)[0])
 
 
-@job
+@long_job
 def later_4():
     return later_run(sharded(small(), mesh_of(4)))
 
@@ -380,7 +412,7 @@ def wire():
     return sent
 
 
-@job
+@long_job
 def budget_4():
     return budget_run(sharded(network(), mesh_of(4)))
 
@@ -414,13 +446,13 @@ def resumed(model, folder, group=None):
     return tie
 
 
-@job
+@long_job
 def saved_by_four():
     checkpointed(sharded(network(), mesh_of(4)), FOLDER / "checkpoint")
     return {}
 
 
-@job
+@long_job
 def resumed_by_two():
     """On two of the processes; and written by them, tensor by tensor, to a file."""
     from reefknot.integrations import distributed
@@ -454,7 +486,7 @@ def written_in_parts():
     return {"size": size, "tensors": len(alive), "held at once": max(counts)}
 
 
-@job
+@long_job
 def budget_copies():
     """Columns instead of rows are shared out, and that is done twice."""
     from torch.distributed.tensor import Shard

@@ -4,46 +4,52 @@ They are started once and do all jobs of `process_jobs.py` in turn; meanwhile th
 same alone.
 """
 
+import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import process_jobs
 import pytest
-import torch
 
 import reefknot
 from reefknot.format import encode
 
 HERE = Path(__file__).parent
 WORLD = 4
-NAMES = sorted(process_jobs.JOBS)
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """What each process says to each job, and the folder with what they wrote."""
-    folder = tmp_path_factory.mktemp("processes")
-    command = [sys.executable, str(HERE / "process_jobs.py")]
-    names = ["saved_by_four", *(name for name in NAMES if name != "saved_by_four")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(WORLD), str(folder), *names],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(WORLD)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=800)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    return done(sorted(process_jobs.JOBS), tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def told_at_length(tmp_path_factory):
+    """The same of long jobs."""
+    others = sorted(process_jobs.LONG_JOBS.keys() - {"saved_by_four"})
+    return done(["saved_by_four", *others], tmp_path_factory.mktemp("processes"))
+
+
+def done(names, folder):
+    """Run jobs: what each process says to each of them, and the folder."""
+    command = [sys.executable, str(HERE / "process_jobs.py"), str(WORLD), str(folder), *names]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as started:
+        try:
+            output = started.communicate(timeout=800)[0]
+        except BaseException:
+            os.killpg(started.pid, signal.SIGKILL)
+            raise
+    assert started.returncode == 0, output
     results = {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(WORLD)]
-        for name in NAMES
+        for name in names
     }
     for name, found in results.items():
         for result in found:
@@ -51,19 +57,19 @@ def told(tmp_path_factory):
     return results, folder
 
 
-@pytest.fixture(scope="module")
-def alone():
+ALONE = {
+    "paper": lambda: process_jobs.paper_run(process_jobs.network()),
+    "paper_small": lambda: process_jobs.paper_run(process_jobs.small()),
+    "budget": lambda: process_jobs.budget_run(process_jobs.network()),
+    "later": lambda: process_jobs.later_run(process_jobs.small()),
+    "real": lambda: process_jobs.real_run(process_jobs.network()),
+}
+
+
+@functools.cache
+def alone(name):
     """What one process gives."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield {
-        "paper": process_jobs.paper_run(process_jobs.network()),
-        "paper_small": process_jobs.paper_run(process_jobs.small()),
-        "budget": process_jobs.budget_run(process_jobs.network()),
-        "later": process_jobs.later_run(process_jobs.small()),
-        "real": process_jobs.real_run(process_jobs.network()),
-    }
-    torch.set_num_threads(threads)
+    return ALONE[name]()
 
 
 pytestmark = pytest.mark.timeout(900)  # of the slowest machine; a quiet one needs half a minute
@@ -74,20 +80,29 @@ pytestmark = pytest.mark.timeout(900)  # of the slowest machine; a quiet one nee
     [
         ("paper_2", "paper", 2),
         ("paper_4", "paper", 4),
-        ("paper_copies", "paper", 4),
         ("paper_small_4", "paper_small", 4),
-        ("budget_4", "budget", 4),
-        ("budget_copies", "budget", 4),
-        ("later_4", "later", 4),
         ("real_4", "real", 4),
         ("real_ddp", "real", 4),
     ],
 )
-def test_every_process_has_the_centers_counts_and_file_of_one_alone(
-    told, alone, name, like, processes
-):
+def test_every_process_has_the_centers_counts_and_file_of_one_alone(told, name, like, processes):
     for result in told[0][name][:processes]:
-        assert result == alone[like]
+        assert result == alone(like)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("paper_copies", "paper"),
+        ("budget_4", "budget"),
+        ("budget_copies", "budget"),
+        ("later_4", "later"),
+    ],
+)
+def test_every_process_has_at_length_what_one_alone_has(told_at_length, name, like):
+    for result in told_at_length[0][name]:
+        assert result == alone(like)
 
 
 def test_copies_steer_alike_although_their_statistics_differ(told):
@@ -119,17 +134,19 @@ def test_a_mistake_is_told_in_one_sentence_by_every_process(told, name, sentence
     assert sentence in found.pop()
 
 
-def test_a_run_goes_on_with_another_number_of_processes_and_writes_the_same_file(told, alone):
-    results, folder = told
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes_and_writes_the_same_file(told_at_length):
+    results, folder = told_at_length
     data = (folder / "two.reef").read_bytes()
-    assert data.hex() == alone["budget"]["bytes"]
+    assert data.hex() == alone("budget")["bytes"]
     assert [result["size"] for result in results["resumed_by_two"][:2]] == [len(data)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as is meant here
-def test_one_process_goes_on_with_what_four_have_saved(told, alone):
-    tie = process_jobs.resumed(process_jobs.network(), told[1] / "checkpoint")
-    assert encode(tie.finish()).hex() == alone["budget"]["bytes"]
+def test_one_process_goes_on_with_what_four_have_saved(told_at_length):
+    tie = process_jobs.resumed(process_jobs.network(), told_at_length[1] / "checkpoint")
+    assert encode(tie.finish()).hex() == alone("budget")["bytes"]
 
 
 def test_a_file_written_from_shards_has_the_bytes_of_one_written_whole(told, monkeypatch):

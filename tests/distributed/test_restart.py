@@ -24,7 +24,7 @@ OWN_STORE = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 def test_a_job_that_was_killed_and_started_again_writes_the_same_file(tmp_path):
     script = Path(__file__).with_name("restarted.py")
     done = subprocess.run(
-        [*TORCHRUN, "--max-restarts", "1", str(script), str(tmp_path)],
+        [*TORCHRUN, "--max-restarts", "3", str(script), str(tmp_path)],
         env=OWN_STORE, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
 """What the documents tell people to type works."""
 
 import json
-import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -25,12 +25,18 @@ from reefknot.runs.config import make_config
 from reefknot.searching.space import space_of
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Commands that would take long get these; everything else of them is run as it stands.
 SHORTER = {
     "run": ["--set", "training.steps=60"],
     "search": ["--set", "training.steps=60", "--trials", "2", "--jobs", "1"],
     "--max-error-increase": ["--reference-error", "90"],  # without a dense network
+}
+# Trainings with frameworks get fewer steps; at length they are slow.
+FEWER = {
+    "max_steps=150": "max_steps=40",
+    "max_epochs=8": "max_epochs=2",
+    "STEPS = 400": "STEPS = 80",
 }
 
 
@@ -48,15 +54,43 @@ def commands():
     ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_python_in_documents_runs(document, tmp_path):
-    for code in blocks(document, "python"):
-        script = tmp_path / "mine.py"
+def python_runs(codes, folder):
+    """Each as a script, in this process, where frameworks are imported already."""
+    for code in codes:
+        script = folder / "mine.py"
         script.write_text(code)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True)
-        for target in re.findall(r"target_bytes=([\d_]+)", code):
-            assert (tmp_path / "model.reef").stat().st_size <= int(target)
+        runpy.run_path(str(script), run_name="__main__")
+        within_target(code, folder)
+
+
+def within_target(code, folder):
+    for target in re.findall(r"target_bytes=([\d_]+)", code):
+        assert (folder / "model.reef").stat().st_size <= int(target)
+
+
+@pytest.mark.filterwarnings("ignore")  # frameworks have many
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_in_documents_runs(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = blocks(document, "python")
+    if document.name == "frameworks.md":
+        assert all(steps in code for steps, code in zip(FEWER, codes, strict=True))
+        codes = [code.replace(*steps) for code, steps in zip(codes, FEWER.items(), strict=True)]
+    python_runs(codes, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trainings_with_frameworks_run_as_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    python_runs(blocks(ROOT / "docs" / "frameworks.md", "python"), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_first_example_runs_in_a_process_of_its_own(tmp_path):
+    [code] = blocks(ROOT / "README.md", "python")
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    within_target(code, tmp_path)
 
 
 def test_reefknot_commands_in_documents_run(tmp_path, monkeypatch):
@@ -177,7 +211,6 @@ def committed(folder, recipe, seed, **facts):
         "file_bytes": 3_300,
         "rate_file": 323.0,
         "rate_paper": 220.0,
-        "rate_strict": 90.0,
     } | facts
     (place / "record.json").write_text(json.dumps(record))
 

@@ -23,7 +23,13 @@ def test_there_are_the_ten_figures_of_the_paper() -> None:
     assert [figure.NUMBER for figure in FIGURES] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("figure", [*DRAWN, while_training], ids=page.name_of)
+def drawn(figure):
+    """Those with a page of weights take long."""
+    marks = pytest.mark.slow if page.name_of(figure) == "first_layer" else ()
+    return pytest.param(figure, id=page.name_of(figure), marks=marks)
+
+
+@pytest.mark.parametrize("figure", [drawn(figure) for figure in (*DRAWN, while_training)])
 def test_a_committed_figure_is_what_its_data_gives(figure) -> None:
     for theme in (style.LIGHT, style.DARK):
         with style.styled(theme):
@@ -91,15 +97,27 @@ def test_errors_over_k_are_of_the_seeds_and_those_over_t_of_runs_that_ended() ->
         {"num_clusters": 2, "refit_every": 1, "hard": 8.0},
         {"num_clusters": 2, "refit_every": 1, "hard": None},
     ]
+    rows.append({"num_clusters": 2, "refit_every": 1_000, "hard": 9.0})  # a worse strength
     assert errors.by_t(rows) == {2: {1: 8.0, 1_000: 7.0}}
+
+
+def test_points_of_a_curve_are_means_over_seeds_at_one_strength_and_threshold() -> None:
+    def point(seed: int, density: float, threshold: float | None = None) -> dict:
+        row = {"series": "threshold" if threshold else "k9", "l1_strength": 1e-5, "seed": seed}
+        return row | run(density, 10 * density) | ({"threshold": threshold} if threshold else {})
+
+    rows = [point(0, 0.1), point(1, 0.3), point(0, 0.5, 1e-3), point(0, 0.7, 1e-2)]
+    found = pareto.series_of({"runs": rows})
+    assert found["k9"] == [{"l1_strength": 1e-5, "density": 0.2, "val_error": 2.0}]
+    assert [row["density"] for row in found["threshold"]] == [0.5, 0.7]
 
 
 def test_a_half_of_figure_6_is_drawn_alone_while_the_other_is_open() -> None:
     rows = [{"num_clusters": 2, "refit_every": t, "hard": 9.0} for t in (1, 20_000)]
     with style.styled(style.LIGHT):
-        text = style.svg(errors.draw({"t": rows}, style.LIGHT))
+        text = style.svg(errors.draw({"t": {"runs": rows}}, style.LIGHT))
     assert "K = 2" in text
-    assert "the study `num_clusters`" in errors.found({"t": rows})
+    assert "the study `num_clusters`" in errors.found({"t": {"runs": rows}})
 
 
 def test_colours_tell_signs_and_zero_is_transparent() -> None:

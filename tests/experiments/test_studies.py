@@ -1,6 +1,8 @@
 """Studies: what runs, what is kept, what a search may see, and what each run does differently."""
 
+import itertools
 import json
+import re
 import sys
 from types import ModuleType
 
@@ -13,10 +15,12 @@ from experiments.figures import while_training as figure_of_while_training
 from experiments.figures.style import LIGHT, styled, svg
 from experiments.studies import (
     STUDIES,
+    behaviour,
     driver,
     first_layer,
     generalisation,
     num_clusters,
+    pareto,
     training,
     while_training,
 )
@@ -56,7 +60,8 @@ def toy(tmp_path, monkeypatch):
 def test_what_is_finished_is_kept_and_decides_what_comes_next(toy: ModuleType, tmp_path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    (folder / "a.json").write_text(json.dumps({"result": 30}))
+    kept = {"case": {"value": 3}, "settings": {}, "result": 30}
+    (folder / "a.json").write_text(json.dumps(kept))
     assert driver.finished(toy, folder) == {"a": 30}
     done = driver.run(toy, folder, jobs=1)
     assert done == {"a": 30, "b": 20, "best": 20}
@@ -64,6 +69,15 @@ def test_what_is_finished_is_kept_and_decides_what_comes_next(toy: ModuleType, t
     assert driver.finished(toy, folder) == done
     driver.collect(toy, done, tmp_path / "data.json")
     assert json.loads((tmp_path / "data.json").read_text()) == [["a", 30], ["b", 20], ["best", 20]]
+
+
+def test_a_run_of_other_arguments_or_settings_is_not_finished(toy: ModuleType, tmp_path) -> None:
+    kept = {"case": {"value": 3}, "settings": {}, "result": 30}
+    for changed in ({"case": {"value": 4}}, {"settings": {"soft_steps": 7}}):
+        (tmp_path / "a.json").write_text(json.dumps(kept | changed))
+        assert driver.finished(toy, tmp_path) == {}
+    toy.SETTINGS = {"soft_steps": 7}
+    assert driver.finished(toy, tmp_path) == {"a": 30}
 
 
 JSON = st.recursive(
@@ -107,34 +121,80 @@ def test_the_search_over_k_sees_no_test_data_and_its_best_gets_five_seeds() -> N
     assert all(after[f"k8-seed{seed}"]["test"] for seed in range(5))
 
 
+def test_penalties_are_as_strong_as_the_error_of_the_row_asks_for() -> None:
+    first = first_layer.cases({})
+    assert [name for name, case in first.items() if case["test"]] == ["sparse_apt"]
+    done = {name: {"strength": case["strength"], "val_error": 3.0} for name, case in first.items()}
+    done["sparse_apt"]["val_error"] = 2.0
+    done["l1-search-3e-05"]["val_error"] = 1.9
+    done["l2-search-0.001"]["val_error"] = None  # diverged
+    after = first_layer.cases(done)
+    assert after["l1"] == {"name": "l1", "strength": 3e-5, "test": True}
+    assert after["l2"]["strength"] == 1e-4  # the strongest of equals
+    table = first_layer.penalised("l1", 3e-5)
+    row = training.table_of(
+        training.parent_of("lenet-300-100", training.ROW).with_name("config.toml")
+    )
+    same = ("model", "data", "seed", "optimizer")
+    assert {key: table[key] for key in same} == {key: row[key] for key in same}
+    assert table["training"]["soft_steps"] == row["training"]["soft_steps"]
+
+
+def test_pruning_at_the_end_sets_small_weights_to_zero_and_changes_no_other() -> None:
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -0.01], [0.02, -0.3]]))
+        model.bias.copy_(torch.tensor([0.0199, 1.0]))
+    pareto.prune_(model, 0.02)
+    assert model.weight.tolist() == torch.tensor([[0.5, 0.0], [0.02, -0.3]]).tolist()
+    assert model.bias.tolist() == [0.0, 1.0]
+
+
 def test_the_fully_connected_network_takes_the_strengths_of_the_local_one() -> None:
     first = generalisation.cases({})
     assert {case["title"] for case in first.values() if case["test"]} == {"none"}
     done = {name: {"val_error": 2.0} for name in first}
-    done["lenet-5-local-apt-search-0.001"]["val_error"] = 1.0
+    done["lenet-5-local-apt-16-search-0.001"]["val_error"] = 1.0
+    done["lenet-5-local-apt-4-search-0.0001"]["val_error"] = 1.0
     done["lenet-5-local-l2-search-1e-05"]["val_error"] = None  # diverged
     after = generalisation.cases(done)
-    assert after["lenet-5-full-apt-16"]["settings"] == {"tying_strength": 1e-3}
-    assert after["lenet-5-local-l2"]["settings"] == {"l2_strength": 1e-4}
+    assert after["lenet-5-full-apt-16-seed0"]["settings"] == {"tying_strength": 1e-3}
+    assert after["lenet-5-local-apt-4-seed2"]["settings"] == {"tying_strength": 1e-4}
+    assert after["lenet-5-local-l2-seed0"]["settings"] == {"l2_strength": 1e-4}
     tested = [name for name, case in after.items() if case["test"]]
-    assert len(tested) == 3 + 6 + 2  # convolutional; local; fully connected
+    assert len(tested) == 3 * 3 + 3 * 10 + 4  # convolutional; local; fully connected
     assert {after[name]["title"] for name in tested if "caffe" in name} == {"none", "l1", "l2"}
+    assert after[generalisation.FILTER_OF]["test"]
 
 
 # -- every study, on a handful of random images --------------------------------------------------
 
 
+LONG = ("pareto", "first_layer", "variants")  # many runs, or many weights to draw
+
+
 @pytest.mark.parametrize(
     "name",
-    ["behaviour", "pareto", "first_layer", "variants", "autograd", "num_clusters", "refits"],
+    [
+        *("behaviour", "autograd", "num_clusters", "refits"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in LONG),
+    ],
 )
-def test_a_study_gives_data_that_its_figure_is_drawn_from(name, monkeypatch) -> None:
+def test_a_study_gives_data_that_its_figure_is_drawn_from(name, monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(DATASETS, "mnist", a_few_images)
-    monkeypatch.setattr(training, "SHORTER", 2_000)
+    monkeypatch.setitem(DATASETS, "mnist-unit", a_few_images)
+    without_start = re.sub("start = .*", "", behaviour.MIXTURE.read_text())
+    (tmp_path / "recipe.toml").write_text(without_start)  # its parent is not part of the study
+    monkeypatch.setattr(behaviour, "MIXTURE", tmp_path / "recipe.toml")
+    monkeypatch.setattr(training, "SHORTER", 20_000)
     study, done = STUDIES[name], {}
-    cases = study.cases({})
-    for case in [*cases][:2] if name in ("num_clusters", "refits") else cases:
-        done[case] = json.loads(json.dumps(study.measure(**cases[case])))
+    while todo := {case: made for case, made in study.cases(done).items() if case not in done}:
+        if name in ("num_clusters", "refits", "pareto"):  # one is like another
+            todo = {case: todo[case] for case in [*todo][:: len(todo) // 4]}
+        for case, made in todo.items():
+            done[case] = json.loads(json.dumps(study.measure(**made)))
+        if name != "first_layer":  # which has a search
+            break
     data = json.loads(driver.compact(study.data(done)))
     for figure in (f for f in FIGURES if name == f.STUDY and not hasattr(f, "read")):
         with styled(LIGHT):
@@ -164,15 +224,17 @@ def test_steps_of_a_run_that_shrinks_are_timed_and_drawn(monkeypatch) -> None:
         assert "recover" not in svg(figure_of_while_training.draw(data, LIGHT))  # too short a phase
 
 
+@pytest.mark.slow
 def test_three_networks_are_measured_and_drawn(monkeypatch) -> None:
     monkeypatch.setitem(DATASETS, "mnist", a_few_images)
-    monkeypatch.setattr(training, "SHORTER", 2_500)
+    monkeypatch.setattr(training, "SHORTER", 25_000)
     rows = [
-        generalisation.measure(network, title, settings, test=True)
+        generalisation.measure(network, title, settings, seed=0, test=True)
         for network, title, settings in (
             ("lenet-5-caffe", "l2", {"l2_strength": 1e-4}),
             ("lenet-5-local", "apt-4", {"tying_strength": 1e-3}),
             ("lenet-5-local", "none", {}),
+            ("lenet-5-local", "apt-25570", {"tying_strength": 1e-3}),
             ("lenet-5-full", "l1", {"l1_strength": 1e-5}),
         )
     ]
@@ -184,7 +246,7 @@ def test_three_networks_are_measured_and_drawn(monkeypatch) -> None:
         if figure.STUDY == "generalisation":
             with styled(LIGHT):
                 assert "<svg" in svg(figure.draw(data, LIGHT))
-            assert "12 x 12" in figure.found(data) or "connected: " in figure.found(data)
+            assert "12 x 12" in figure.found(data) or "connected, one seed: " in figure.found(data)
 
 
 def a_few_images() -> Data:
@@ -223,6 +285,33 @@ def test_a_run_is_measured_around_its_phases_and_on_test_images_only_if_asked() 
     tested = training.trained(table(), test=True).errors
     assert tested.keys() == {"soft", "test_soft", "hardened", "hard", "test_hard"}
     assert {key: tested[key] for key in found.errors} == found.errors
+
+
+def test_a_part_that_has_converged_is_over_and_the_next_begins(monkeypatch) -> None:
+    monkeypatch.setattr(training, "FLAT", {"every": 1, "looked_at": 100, "halvings": 2})
+    losses = iter([3.0, 2.0, *[2.5] * 10, 1.0, *[1.0] * 10])  # two stalls, the soft part is over
+    losses = itertools.chain(losses, itertools.count(5, -0.001))  # the hard part improves always
+    monkeypatch.setattr(training, "validation_loss", lambda parts: next(losses))
+    asked = table()
+    asked["training"] |= {"soft_steps": 60, "hard_steps": 30}
+    asked["optimizer"]["decay"] = "plateau"
+    seen = []
+    found = training.trained(
+        asked, until_flat=True, watch=lambda progress, _: seen.append((progress.event, progress.lr))
+    )
+    assert found.steps == {"soft": 23, "hard": 30}
+    assert [event for event, _ in seen] == ["step"] * 23 + ["leaving", "entered"] + ["step"] * 30
+    assert [lr for event, lr in seen if event == "step"][:23] == [1e-3] * 12 + [5e-4] * 11
+    assert found.errors.keys() == {"soft", "hardened", "hard"}
+
+
+def test_the_loss_that_decides_is_the_mean_of_some_validation_images(monkeypatch) -> None:
+    monkeypatch.setattr(training, "FLAT", training.FLAT | {"looked_at": 100})
+    parts = training.trained(table()).parts
+    images, labels = (part[:100] for part in parts.data.validation)
+    with torch.no_grad():
+        expected = float(torch.nn.functional.cross_entropy(parts.model(images), labels))
+    assert training.validation_loss(parts) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_shorter_run_has_fewer_steps_and_nothing_else_is_changed() -> None:

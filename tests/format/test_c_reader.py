@@ -162,7 +162,7 @@ def test_it_agrees_with_the_library_on_mutations(reader):
     assert accepted > 20
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_it_agrees_with_the_reference_on_ten_thousand_mutations(reader):
     found, accepted = disagreements(reader, mutants(10_000, seed=17), by_the_reference)

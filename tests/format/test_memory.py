@@ -110,6 +110,7 @@ def check_commands(file, decoded, folder):
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_memory_of_inspect_stays_near_what_it_decodes():
     code, said, peak = command("inspect", HOSTILE / "sevens-64mib-tied.reef")

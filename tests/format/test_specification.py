@@ -158,10 +158,13 @@ def by_the_page(monkeypatch):
     return reference.read
 
 
-def test_the_pseudocode_decodes_what_the_reference_decoder_decodes(by_the_page, monkeypatch):
+@pytest.mark.parametrize("number", [30, pytest.param(300, marks=pytest.mark.slow)])
+def test_the_pseudocode_decodes_what_the_reference_decoder_decodes(
+    by_the_page, monkeypatch, number
+):
     rng = random.Random(16)
-    files = [random_file(rng) for _ in range(60)]
-    files += [random_file(rng, version=2) for _ in range(10)]
+    files = [random_file(rng) for _ in range(number)]
+    files += [random_file(rng, version=2) for _ in range(number // 4)]
     files += [path.read_bytes() for path in sorted((HERE / "golden").glob("*-auto.reef"))]
     found = [by_the_page(data) for data in files]
     monkeypatch.undo()

@@ -106,7 +106,13 @@ def test_accumulated_gradients_are_one_step(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at every tensor
-@pytest.mark.parametrize("regional", [False, True], ids=["as a whole", "block by block"])
+@pytest.mark.parametrize(
+    "regional",
+    [
+        pytest.param(False, id="as a whole"),
+        pytest.param(True, id="block by block", marks=pytest.mark.slow),
+    ],
+)
 def test_a_compiled_model_ends_in_a_file_for_a_plain_one(tmp_path, regional):
     torch.compiler.reset()
     made = blocks if regional else parts
@@ -215,6 +221,7 @@ def test_hooks_of_others_come_after_ours():
     assert max(seen) <= 4  # tied already
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)  # of the slowest machine
 def test_the_tutorial_on_two_processes(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()

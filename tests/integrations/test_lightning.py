@@ -118,8 +118,8 @@ def fitted(folder, callback, network=Residual, *, resume=None, callbacks=(), **m
     module = network()
     trainer = Trainer(
         **{
-            "max_epochs": 5, "accelerator": "cpu", "callbacks": [callback, *callbacks],
-            "logger": CSVLogger(folder), "enable_progress_bar": False, "log_every_n_steps": 8,
+            "max_epochs": 3, "accelerator": "cpu", "callbacks": [callback, *callbacks],
+            "logger": CSVLogger(folder), "enable_progress_bar": False, "log_every_n_steps": 4,
             "enable_model_summary": False, "enable_checkpointing": bool(callbacks),
         } | more
     )  # fmt: skip
@@ -161,8 +161,8 @@ def test_a_resumed_training_gives_the_same_file(tmp_path):
     ("network", "more"),
     [
         (Residual, {"accumulate_grad_batches": 2}),
-        (Residual, {"precision": "bf16-mixed"}),
-        (Residual, {"gradient_clip_val": 0.1}),
+        pytest.param(Residual, {"precision": "bf16-mixed"}, marks=pytest.mark.slow),
+        pytest.param(Residual, {"gradient_clip_val": 0.1}, marks=pytest.mark.slow),
         (OfTwo, {}),
     ],
     ids=["accumulation", "bf16", "clipping", "parameter groups"],
@@ -175,6 +175,7 @@ def test_the_trainers_own_ways_stay_within_the_budget(tmp_path, network, more):
     assert path.stat().st_size <= 1_200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     [lambda: torch.compile(Quiet(), backend="aot_eager"), CompiledInside],
@@ -187,7 +188,7 @@ def test_a_compiled_module_ends_in_a_file_for_a_plain_one(tmp_path, network):
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=16, save_top_k=-1)
     module, trainer = fitted(
         tmp_path, TyingCallback(path, target_bytes=1_200), network, callbacks=[keep],
-        log_every_n_steps=1, max_epochs=4,
+        log_every_n_steps=1,
     )  # fmt: skip
     assert any("_orig_mod" in name for name in module.state_dict())  # it was compiled
     logged = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
@@ -204,7 +205,7 @@ def test_a_compiled_module_ends_in_a_file_for_a_plain_one(tmp_path, network):
     whole = path.read_bytes()
     fitted(
         tmp_path, TyingCallback(path, target_bytes=1_200), network,
-        resume=tmp_path / "step=16.ckpt", max_epochs=4,
+        resume=tmp_path / "step=16.ckpt",
     )  # fmt: skip
     assert path.read_bytes() == whole
 
@@ -232,12 +233,12 @@ def test_a_fit_that_was_stopped_goes_on_with_the_same_callback(tmp_path):
                 raise RuntimeError("stop")
 
     path, stopped = tmp_path / "m.reef", tmp_path / "stopped.reef"
-    fitted(tmp_path, TyingCallback(path, target_bytes=1_200), max_epochs=3)
+    fitted(tmp_path, TyingCallback(path, target_bytes=1_200))
     callback = TyingCallback(stopped, target_bytes=1_200)
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=16, save_top_k=-1)
     with pytest.raises(RuntimeError, match="stop"):
-        fitted(tmp_path, callback, callbacks=[keep, Stop()], max_epochs=3)
-    fitted(tmp_path, callback, resume=tmp_path / "step=16.ckpt", max_epochs=3)
+        fitted(tmp_path, callback, callbacks=[keep, Stop()])
+    fitted(tmp_path, callback, resume=tmp_path / "step=16.ckpt")
     assert stopped.read_bytes() == path.read_bytes()
 
 

@@ -83,7 +83,8 @@ def test_methods_lists_every_method_with_its_settings_and_defaults(
     assert "num_examples (needed): " in "|".join(blocks["sparse_vd"])
     [target] = [line for line in blocks["sparse_apt"] if line.startswith("target_bytes")]
     assert target == "target_bytes: the most that the file may take up; needs `steps`"
-    assert blocks["dense"] == []
+    [average] = blocks["dense"]
+    assert average.startswith("average_steps = 0: weights end as their running average")
 
 
 @pytest.mark.parametrize("columns", [50, 80, 160])

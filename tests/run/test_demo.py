@@ -80,6 +80,7 @@ def test_what_is_there_already_is_left_alone(short: None, tmp_path: Path, taken:
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "reefknot.cli", "demo"],

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ def wide():
 CONFIG = """
 model = "resumed:{model}"
 data = "resumed:data"
-method = "sparse_apt"
+method = "{method}"
 [settings]
 {settings}
 [training]
@@ -115,6 +115,8 @@ class Case(NamedTuple):
     settings: str = TYING
     steps: int = 0  # of a budget, in place of `soft` and `hard`
     shrink: bool = False
+    method: str = "sparse_apt"
+    keep_best: bool = False
 
     @property
     def text(self) -> str:
@@ -122,6 +124,7 @@ class Case(NamedTuple):
         parts = f"soft_steps = {self.soft}\nhard_steps = {self.hard}"
         length = f"steps = {self.steps}" if self.steps else parts
         length += "\nshrink = true" if self.shrink else ""
+        length += "\nkeep_best = true" if self.keep_best else ""
         return CONFIG.format(**self._asdict(), length=length)
 
 
@@ -136,11 +139,32 @@ BUDGET = Case(
     evaluate=1,
     checkpoint=5,
     settings="target_bytes = 420",
-    steps=200,
+    steps=100,
 )
 SHRUNK = Case(model="wide", options="", settings="target_density = 0.1", steps=100, shrink=True)
-# The phases of 200 steps and where they end.
-PHASES = {"sparsify": 132, "recover": 144, "commit": 196, "frozen": 200}
+AVERAGED = Case(
+    model="norm_and_dropout",
+    optimizer="sgd",
+    lr=0.1,
+    options='decay = "one_cycle"\n[optimizer.options]\nmomentum = 0.9\nweight_decay = 1e-2',
+    soft=40,
+    hard=8,
+    settings="average_steps = 5",
+    method="dense",
+)
+PLATEAU = Case(options='decay = "plateau"', lr=0.3, soft=60, hard=30, evaluate=1)
+# Hard steps that are far too large: the last state is not the best one.
+KEPT = Case(
+    model="norm_and_dropout",
+    optimizer="sgd",
+    lr=0.1,
+    options='decay = "constant"\nhard_lr = 3.0',
+    hard=40,
+    evaluate=1,
+    keep_best=True,
+)
+# The phases of 100 steps and where they end.
+PHASES = {"sparsify": 66, "recover": 72, "commit": 98, "frozen": 100}
 
 
 # -- running --------------------------------------------------------------------------------
@@ -250,7 +274,13 @@ def server() -> Any:
     context = multiprocessing.get_context("forkserver")
     # The last one is what making an optimizer imports: a second for each process otherwise.
     context.set_forkserver_preload(
-        ["reefknot.runs.run", "reefknot.cli.progress", "reefknot.cli.summary", "torch._dynamo"]
+        [
+            "reefknot.runs.run",
+            "reefknot.cli.progress",
+            "reefknot.cli.summary",
+            "torch._dynamo",
+            "pytest",
+        ]
     )
     return context
 
@@ -298,14 +328,21 @@ def struck(server: Any, args: list[str], phase: str, number: int) -> Any:
 
 
 # A run is struck from this step of a phase on.
-FROM_STEP = {"sparsify": 8, "recover": 0, "commit": 0, "frozen": 0}
+FROM_STEP = {"train": 20, "sparsify": 8, "recover": 0, "commit": 0, "frozen": 0}
 
 
 # -- killed ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["sparsify", "frozen"])
-@pytest.mark.parametrize("case", [MOMENTUM, ADAM, NORMS], ids=["momentum", "adam", "norms"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(MOMENTUM, id="momentum", marks=pytest.mark.slow),
+        pytest.param(ADAM, id="adam", marks=pytest.mark.slow),
+        pytest.param(NORMS, id="norms"),
+    ],
+)
 def test_a_killed_run_resumes_bit_for_bit(server: Any, case: Case, phase: str) -> None:
     out = Path(f"killed-{case.optimizer}-{phase}")
     process = struck(server, arguments(case, str(out)), phase, signal.SIGKILL)
@@ -315,6 +352,64 @@ def test_a_killed_run_resumes_bit_for_bit(server: Any, case: Case, phase: str) -
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "so')  # as a row that was being written leaves it
     resume(case, str(out))
+
+
+def test_a_run_with_an_average_resumes_bit_for_bit(server: Any) -> None:
+    killed_in("train", AVERAGED, server, Path("killed-averaged"))
+    resume(AVERAGED, "killed-averaged")
+
+
+def test_a_run_with_a_plateau_resumes_bit_for_bit(server: Any) -> None:
+    lrs = {row["lr"] for row in uninterrupted(PLATEAU)["rows"]}
+    assert len(lrs) > 2
+    killed_in("sparsify", PLATEAU, server, Path("killed-plateau"))
+    resume(PLATEAU, "killed-plateau")
+
+
+def test_a_run_that_keeps_its_best_state_resumes_bit_for_bit(server: Any) -> None:
+    whole = uninterrupted(KEPT)
+    hard = [row for row in whole["rows"] if row["phase"] == "frozen"]
+    least = min(row["val_error"] for row in hard)
+    assert hard[-1]["val_error"] > least
+    best = next(row for row in hard if row["val_error"] == least)
+    assert whole["record"]["best_step"] == best["step"]
+    assert whole["record"]["val_error"] == least
+    assert whole["record"]["density"] == best["density"]
+
+    with_the_last = uninterrupted(KEPT._replace(keep_best=False))
+    assert with_the_last["rows"] == whole["rows"]
+    assert with_the_last["record"]["best_step"] is None
+    assert with_the_last["record"]["val_error"] != least
+
+    config, out = read_config(Path(arguments(KEPT, "stopped")[1])), Path("stopped-kept")
+    for step in (best["step"], best["step"] + 1, KEPT.soft + KEPT.hard - 1):
+        with pytest.raises(InterruptedRunError):
+            run(config, out, resume=out.exists(), display=StopAt(step))
+    resume(KEPT, str(out))
+    killed_in("frozen", KEPT, server, Path("killed-kept"))
+    resume(KEPT, "killed-kept")
+
+
+def test_a_best_state_that_does_not_fit_is_refused_in_one_sentence() -> None:
+    crafted = {
+        "a step of text": change("best", "step", to="1"),
+        "an error of 200 %": change("best", "val_error", to=200.0),
+        "a weight of another shape": change("best", "model", "0.weight", to=lambda t: t[:3]),
+        "a weight that is not finite": change("best", "model", "0.weight", to=nan),
+        "no centers": drop("best", "method", "network/centers"),
+        "no method": drop("best", "method"),
+    }
+    out = crash(KEPT, "kept-to-damage", KEPT.soft + 20)
+    checkpoint = out / "checkpoint.safetensors"
+    whole = checkpoint.read_bytes()
+    for craft in crafted.values():
+        checkpoint.write_bytes(whole)
+        tree = read_checkpoint(checkpoint)
+        craft(tree)
+        write_checkpoint(checkpoint, tree)
+        refused_in_one_sentence(KEPT, checkpoint, "does not fit this run")
+    checkpoint.write_bytes(whole)
+    resume(KEPT, str(out))
 
 
 def test_a_budget_goes_through_all_of_its_phases_and_ends_at_its_size() -> None:
@@ -332,14 +427,20 @@ def killed_in(phase: str, case: Case, server: Any, out: Path) -> None:
     assert rows_of(out)[-1]["phase"] == phase
 
 
-@pytest.mark.parametrize("phase", PHASES)
+def some(values: Iterable[Any], quick: Any) -> list[Any]:
+    """One of several cases of one idea; the others are slow."""
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(value, marks=marks[value == quick]) for value in values]
+
+
+@pytest.mark.parametrize("phase", some(PHASES, "commit"))
 def test_a_run_killed_in_any_phase_of_a_budget_resumes_bit_for_bit(server: Any, phase: str) -> None:
     out = Path(f"killed-budget-{phase}")
     killed_in(phase, BUDGET, server, out)
     resume(BUDGET, str(out))
 
 
-@pytest.mark.parametrize("phase", ["commit", "frozen"])
+@pytest.mark.parametrize("phase", some(["commit", "frozen"], "frozen"))
 def test_a_killed_run_that_shrinks_while_it_trains_resumes_bit_for_bit(
     server: Any, phase: str
 ) -> None:
@@ -380,10 +481,10 @@ class StopAt:
 
 def test_a_run_stopped_in_each_phase_of_a_budget_and_where_it_ends_resumes_bit_for_bit() -> None:
     config, out = read_config(Path(arguments(BUDGET, "stopped")[1])), Path("stopped-budget")
-    for step in (2, *PHASES.values()):
-        for stop in sorted({step - 2, step} - {0, BUDGET.steps}):
-            with pytest.raises(InterruptedRunError, match=f"stopped after step {stop};"):
-                run(config, out, resume=out.exists(), display=StopAt(stop))
+    stops = {step - before for step in (2, *PHASES.values()) for before in (0, 1)}
+    for stop in sorted(stops - {BUDGET.steps}):
+        with pytest.raises(InterruptedRunError, match=f"stopped after step {stop};"):
+            run(config, out, resume=out.exists(), display=StopAt(stop))
     resume(BUDGET, str(out))
 
 
@@ -411,6 +512,7 @@ def saved_at(folder: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_resumes_bit_for_bit(server: Any) -> None:
     for flags, phase in ([], "sparsify"), (["--resume"], "frozen"):
         process = struck(server, arguments(NORMS, "twice", *flags), phase, signal.SIGKILL)
@@ -418,6 +520,7 @@ def test_a_run_killed_twice_resumes_bit_for_bit(server: Any) -> None:
     resume(NORMS, "twice")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_a_random_moment_resumes_bit_for_bit(server: Any) -> None:
     delay = random.SystemRandom().uniform(0.0, 0.4)
     process = start(server, arguments(NORMS, "random"), pause=0.004)
@@ -458,6 +561,7 @@ def resumes_from_each(moments: dict[int, str], server: Any, name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_each_kind_of_file_operation_resumes_bit_for_bit(
     server: Any, operations: list[str]
 ) -> None:
@@ -582,9 +686,12 @@ def test_resuming_beside_a_running_run_is_refused_and_does_not_disturb_it(server
     agree(results(Path(out)), case)
 
 
-def test_of_two_runs_that_start_in_one_fresh_folder_exactly_one_goes_on(server: Any) -> None:
-    for number in range(4):
-        out = Path(f"raced-{number}")
+@pytest.mark.parametrize("times", some([1, 8], 1))
+def test_of_two_runs_that_start_in_one_fresh_folder_exactly_one_goes_on(
+    server: Any, times: int
+) -> None:
+    for number in range(times):
+        out = Path(f"raced-{times}-{number}")
         processes = []
         for seed in (0, 1):
             args = [*arguments(TINY, str(out)), "--set", f"seed={seed}"]
@@ -639,7 +746,7 @@ def crash(case: Case, out: str, step: int, *, again: bool = False) -> Path:
 def test_every_figure_of_the_metrics_is_as_undisturbed() -> None:
     # Rows between the checkpoint and the next refit, in each phase and where it ends.
     ends = list(PHASES.values())
-    for number, step in enumerate((6, 71, ends[0], 138, ends[1], 151, 193, ends[2], 198)):
+    for number, step in enumerate((6, 31, ends[0], 69, ends[1], 76, 93, ends[2], 99)):
         crash(BUDGET, "figures", step, again=number > 0)
     resume(BUDGET, "figures")
 
@@ -790,6 +897,8 @@ CRAFTED: dict[str, Callable[[Any], None]] = {
     "moment a text": change("optimizer", 0, "exp_avg", to="x"),
     "journal gone": change("journal", to={}),
     "journal of floats": change("journal", "rows", to=lambda t: t.float()),
+    "journal of lone errors": change("journal", "errors", to=lambda t: t[:, 0]),
+    "journal of endless errors": change("journal", "errors", to=lambda t: t / 0),
     "notes of texts": change("journal", "notes", to={"val_error_soft": "x"}),
     "count negative": change("journal", "count", to=-1),
     "loss not finite": change("journal", "loss", to=float("nan")),
@@ -831,7 +940,7 @@ METHOD_SETTINGS = {
 def test_a_run_of_every_method_goes_on_after_crashes_as_if_undisturbed(method: str) -> None:
     settings = METHOD_SETTINGS.get(method, "")
     clusters = "" if settings is None else "num_clusters = 5"
-    text = ADAM.text.replace("sparse_apt", method)
+    text = ADAM._replace(keep_best=True).text.replace("sparse_apt", method)
     before, _, after = text.partition("[settings]")
     rest = after[after.index("[training]") :]
     config = Path(f"every-{method}.toml")

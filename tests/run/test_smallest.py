@@ -32,7 +32,7 @@ model = "tried:mlp"
 data = "tried:data"
 method = "sparse_apt"
 settings.target_bytes = 500
-training = { steps = 60, batch_size = 30, evaluate_every = 30, threads = 1 }
+training = { steps = 40, batch_size = 30, evaluate_every = 20, threads = 1 }
 optimizer = { name = "adam", lr = 0.02 }
 """
 

@@ -197,9 +197,10 @@ def server():
     return context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    [signal.SIGKILL, signal.SIGTERM],
     ids=lambda number: number.name,
 )
 def test_a_search_that_was_killed_goes_on_as_if_nothing_had_happened(whole, place, server, number):

@@ -101,6 +101,15 @@ def test_steps_of_a_budget_and_of_soft_or_hard_tying_exclude_each_other(part: st
     )
 
 
+@pytest.mark.parametrize("length", [{"steps": 60_000}, {"soft_steps": 10, "hard_steps": 0}])
+def test_the_best_state_is_one_of_hard_steps(length: dict[str, Any]) -> None:
+    settings = {"target_bytes": 3_300} if "steps" in length else {}
+    found = mistakes_of(settings=settings, training=length | {"keep_best": True})
+    assert found == (
+        "training.keep_best chooses among hard steps; give training.hard_steps, and no steps",
+    )
+
+
 @pytest.mark.parametrize("training", [{}, {"steps": 60_000}])
 def test_steps_are_no_setting(training: dict[str, Any]) -> None:
     found = mistakes_of(settings={"target_bytes": 3_300, "steps": 50}, training=training)
@@ -246,6 +255,10 @@ def test_a_wrong_type_is_named_with_the_right_one(table: dict[str, Any], mistake
             "training.soft_steps and training.hard_steps are both 0: there is nothing to do",
         ),
         (
+            {"training": {"label_smoothing": 1}},
+            "training.label_smoothing must be at least 0 and below 1, found 1.0",
+        ),
+        (
             {"optimizer": {"lr": -0.1}},
             "optimizer.lr must be a number of at least 0, found -0.1",
         ),
@@ -259,7 +272,8 @@ def test_a_wrong_type_is_named_with_the_right_one(table: dict[str, Any], mistake
         ),
         (
             {"optimizer": {"decay": "exponential"}},
-            "optimizer.decay must be one of constant, linear, cosine, phases, found 'exponential'",
+            "optimizer.decay must be one of constant, linear, cosine, one_cycle, plateau, phases, "
+            "found 'exponential'",
         ),
     ],
 )
@@ -596,3 +610,23 @@ def test_progressive_resizing_is_read_and_needs_images_of_that_size(tmp_path) ->
     assert list(config.training.progressive_resizing) == [[0.5, 9]]
     with pytest.raises(ConfigError, match="to 9 pixels needs images of at least that size"):
         build(config)
+
+
+@pytest.mark.parametrize("method", ["dense", "soft_weight_sharing"])
+def test_weight_decay_is_for_matrices_alone(method) -> None:
+    settings = {"num_examples": 1294} if method == "soft_weight_sharing" else {}
+    table = {"model": "digits-mlp", "data": "digits", "method": method, "settings": settings}
+    plain = {"name": "sgd", "lr": 0.1, "options": {"momentum": 0.9}}
+    decayed = {"name": "sgd", "lr": 0.1, "options": {"momentum": 0.9, "weight_decay": 0.25}}
+    expected = build(make_config(table | {"optimizer": plain}))
+    parts = build(make_config(table | {"optimizer": decayed}))
+    matrices = {parameter for parameter in parts.model.parameters() if parameter.dim() == 2}
+    groups = parts.optimizer.param_groups
+    found = {p: group["weight_decay"] for group in groups for p in group["params"]}
+    assert {p for p, decay in found.items() if decay} == matrices
+    assert {found[p] for p in matrices} == {0.25}
+    assert len(found) == sum(len(group["params"]) for group in expected.optimizer.param_groups)
+    factors = [
+        [group.get("lr_factor") for group in p.optimizer.param_groups] for p in (expected, parts)
+    ]
+    assert sorted(set(factors[1]) - {None}) == sorted(set(factors[0]) - {None})

@@ -164,7 +164,7 @@ def test_a_plan_gives_the_same_file_again(tmp_path, checkpoint):
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("budget", ["bits=2.5", "error=0.1"])
+@pytest.mark.parametrize("budget", ["bits=2.5", pytest.param("error=0.1", marks=pytest.mark.slow)])
 def test_the_file_is_the_same_for_any_number_of_threads(tmp_path, checkpoint, budget):
     code = (
         "import sys; from reefknot.packing.pack import pack\n"

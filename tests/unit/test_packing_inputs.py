@@ -48,9 +48,9 @@ class Reader(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(100, 32)
-        self.lstm = nn.LSTM(32, 24, batch_first=True, bidirectional=True)
-        self.attention = nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)
-        self.out = nn.Linear(48, 10)
+        self.lstm = nn.LSTM(32, 16, batch_first=True, bidirectional=True)
+        self.attention = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.out = nn.Linear(32, 10)
 
     def forward(self, tokens, scale=1.0):
         return self.out(self.attention(self.lstm(self.table(tokens))[0]).mean(1)) * scale
@@ -64,9 +64,9 @@ def reader():
 def images_net():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 64, 3, groups=2, stride=2), nn.ReLU(), nn.BatchNorm2d(64),
-        nn.Flatten(), nn.Linear(64 * 9, 10),
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, groups=2, stride=2), nn.ReLU(), nn.BatchNorm2d(32),
+        nn.Flatten(), nn.Linear(32 * 9, 10),
     )  # fmt: skip
     batches = [natural((16, 3, 8, 8), seeded(n)) for n in range(6)]
     for batch in batches:
@@ -170,8 +170,8 @@ def test_the_canonical_form_is_the_same_function_in_two_numbers_a_channel():
     changed = copy.deepcopy(model)
     make_canonical(changed[1], changed[0].bias)
     assert bias.abs().sum() > 0 and changed[0].bias.abs().sum() == 0
-    assert torch.equal(changed[1].running_mean, torch.zeros(32))
-    assert torch.allclose(changed[1].running_var + norm.eps, torch.ones(32))
+    assert torch.equal(changed[1].running_mean, torch.zeros(16))
+    assert torch.allclose(changed[1].running_var + norm.eps, torch.ones(16))
     with torch.no_grad():
         before, after = model[:2](batches[0]), changed[:2](batches[0])
     assert float((after - before).norm() / before.norm()) < 2**-8
@@ -298,7 +298,7 @@ def test_inputs_are_worth_more_than_none(tmp_path):
     model, batches = images_net()
     results = []
     for inputs in (None, batches):
-        reefknot.pack(model, tmp_path / "m.reef", size=9_000, inputs=inputs)
+        reefknot.pack(model, tmp_path / "m.reef", size=4_500, inputs=inputs)
         again = copy.deepcopy(model)
         again.load_state_dict(reefknot.load(tmp_path / "m.reef"))
         results.append(change_of_outputs(model, again, batches[-1:]).relative_error)
@@ -307,10 +307,10 @@ def test_inputs_are_worth_more_than_none(tmp_path):
 
 def test_with_inputs_it_is_the_outputs_that_are_warned_of(tmp_path):
     model, batches = images_net()
-    poor = reefknot.pack(model, tmp_path / "m.reef", size=3_500, inputs=batches)
+    poor = reefknot.pack(model, tmp_path / "m.reef", size=1_900, inputs=batches)
     assert poor.outputs.relative_error > 0.3
     assert [w for w in poor.warnings if "outputs are off by" in w] == poor.warnings != []
-    good = reefknot.pack(model, tmp_path / "m.reef", size=20_000, inputs=batches)
+    good = reefknot.pack(model, tmp_path / "m.reef", size=8_000, inputs=batches)
     assert good.outputs.relative_error < 0.1 and good.warnings == []
 
 

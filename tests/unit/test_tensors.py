@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
@@ -33,6 +33,7 @@ def test_every_type_of_a_state_has_a_torch_type_of_its_size() -> None:
 
 
 @pytest.mark.parametrize("tag", DTYPES)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_bits_survive_the_way_to_torch_and_back(tag: str, data: st.DataObject) -> None:
     # Raw bits, so NaN payloads, subnormals and -0.0 come up as often as anything else.

@@ -146,6 +146,35 @@ def test_a_cosine_lr_falls_by_half_in_the_middle_of_each_phase() -> None:
     assert lrs(plan) == pytest.approx([0.8, 0.8 * high, 0.4, 0.8 * low, 0.2, 0.1])
 
 
+def test_one_cycle_rises_for_an_eighth_of_each_phase_and_falls_to_zero() -> None:
+    # 16 steps: two up, fourteen down; then 8 steps: one up, seven down.
+    found = lrs(make_plan(16, 8, lr=0.7, hard_lr=0.07, decay="one_cycle"))
+    assert found[:4] == pytest.approx([0, 0.35, 0.7, 0.7 * 13 / 14])
+    assert found[14:18] == pytest.approx([0.1, 0.05, 0, 0.07])
+    assert found[-1] == pytest.approx(0.01)
+
+
+def test_a_plateau_halves_the_lr_after_ten_measurements_without_a_better_one() -> None:
+    plan, method = make_plan(100, 20, lr=0.8, hard_lr=0.2, decay="plateau"), METHODS["dense"]
+    dense = method(nn.Linear(2, 3))
+    errors = [9.0, 5.0, *[5.0] * 9, 4.0, *[6.0] * 25]  # better at measurements 1, 2 and 12
+    measured = [(step, error) for step, error in enumerate(errors, start=1)]
+    found = {n: plan.lr_at(n, dense, measured[:n]) for n in range(len(errors) + 1)}
+    halved = [n for n in found if n and found[n] < found[n - 1]]
+    assert halved == [22, 32]
+    assert (found[0], found[22], found[32]) == (0.8, 0.4, 0.2)
+
+
+def test_a_plateau_of_the_hard_part_knows_its_own_errors_only() -> None:
+    plan, dense = make_plan(20, 30, lr=0.8, hard_lr=0.2, decay="plateau"), METHODS["dense"]
+    method = dense(nn.Linear(2, 3))
+    measured = [(step, 1.0) for step in range(1, 21)] + [(step, 3.0) for step in range(21, 32)]
+    assert plan.lr_at(19, method, measured[:19]) == 0.4
+    assert plan.lr_at(20, method, measured[:20]) == 0.2
+    assert plan.lr_at(30, method, measured[:30]) == 0.2
+    assert plan.lr_at(31, method, measured) == 0.1
+
+
 def test_a_phase_of_no_steps_is_passed_over() -> None:
     assert lrs(make_plan(0, 1, lr=0.8, hard_lr=0.2)) == [0.2]
     assert lrs(make_plan(2, 0, lr=0.8, hard_lr=0.2)) == [0.8, 0.8]
@@ -382,6 +411,41 @@ def test_the_phases_of_a_budget_are_entered_one_after_the_other() -> None:
     }
     assert tie.hard
     assert tie.finish().density <= 0.5
+
+
+def test_labels_are_smoothed() -> None:
+    # Zero weights give each of three classes a third, so d loss / d w = (1/3 - target) x.
+    model = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    method = METHODS["dense"](model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    method.attach(optimizer)
+    batches = Batches(INPUTS, LABELS, 1, 0)
+    list(train(model, method, optimizer, batches, make_plan(1, 0, lr=1.0), label_smoothing=0.3))
+    x, y = batches[0]
+    target = np.full(3, 0.1) + 0.7 * np.eye(3)[int(y)]
+    expected = np.outer(target - 1 / 3, x[0].numpy())
+    np.testing.assert_allclose(model.weight.detach().numpy(), expected, rtol=1e-5)
+
+
+def test_the_last_weights_are_averaged() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    method = METHODS["dense"](model, average_steps=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method.attach(optimizer)
+    weights = []
+    for progress in train(
+        model, method, optimizer, Batches(INPUTS / 10, LABELS, 4, 0), make_plan(6, 0, lr=0.1)
+    ):
+        if progress.event == "step":
+            weights.append(model.weight.detach().double().numpy().copy())
+    expected = np.mean(weights[:4], 0)
+    for weight in weights[4:]:
+        expected = 0.75 * expected + 0.25 * weight
+    np.testing.assert_allclose(model.weight.detach().numpy(), expected, rtol=1e-5, atol=1e-7)
+    assert not np.allclose(expected, weights[-1], rtol=1e-3)
 
 
 def test_each_step_takes_its_own_lr_and_batch() -> None:

@@ -203,6 +203,7 @@ def test_plain_models_may_walk(model, batches, rows):
         assert can_walk(layers.eval(), [x.unflatten(0, (4, 5)) for x in rows])
 
 
+@pytest.mark.slow
 def test_the_first_model_of_a_process_may_walk():
     code = """
 import torch

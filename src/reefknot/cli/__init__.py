@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from reefknot import __version__
+from reefknot.cli.display import Display
 from reefknot.cli.export import export
 from reefknot.cli.export_html import html
 from reefknot.cli.files import DEBUG, inspect, pack, unpack, verify
@@ -15,6 +16,7 @@ from reefknot.cli.printing import plain
 from reefknot.cli.search import search, show_try
 from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
+from reefknot.progress import listening
 
 
 class _Commands(click.Group):
@@ -22,7 +24,8 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with listening(Display()):
+                return super().invoke(ctx)
         except ReefknotError as error:
             lines = "\n".join(plain(line) for line in str(error).splitlines())
             if ctx.meta.get(DEBUG):

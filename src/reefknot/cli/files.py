@@ -80,9 +80,6 @@ def pack(
     With --model and --inputs each layer is packed for the inputs it receives, so that the outputs
     change less at the same file size.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from reefknot.errors import ConfigError
     from reefknot.packing import budget as budgets
     from reefknot.packing import clustering
@@ -94,34 +91,21 @@ def pack(
     if min_size is None:
         min_size = clustering.MIN_SIZE if budget is None else budgets.MIN_SIZE
     settings = clustering.Settings(clusters, density, scope, keep, min_size)
-    columns = (TextColumn("packing"), BarColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("pack", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        if model_name is None:
-            if inputs or example or for_inference:
-                raise ConfigError("--inputs, --example and --for-inference need a --model")
-            packed = pack_file(
-                source, target, settings, budget=budget, effort=effort, force=force,
-                on_bytes=on_progress,
-            )  # fmt: skip
-        else:
-            if budget is None or not settings.lossless or not (inputs or example):
-                raise ConfigError(
-                    "--model needs --inputs or --example, one of --size, --bits and --error, and "
-                    "neither --clusters nor --density"
-                )
-            packed = _pack_model(
-                source, target, model_name, force=force, inputs=inputs, example=example,
-                size=budget.size, bits=bits, error=error, for_inference=for_inference,
-                keep=keep, min_size=min_size, effort=effort, on_progress=on_progress,
-            )  # fmt: skip
+    if model_name is None:
+        if inputs or example or for_inference:
+            raise ConfigError("--inputs, --example and --for-inference need a --model")
+        packed = pack_file(source, target, settings, budget=budget, effort=effort, force=force)
+    else:
+        if budget is None or not settings.lossless or not (inputs or example):
+            raise ConfigError(
+                "--model needs --inputs or --example, one of --size, --bits and --error, and "
+                "neither --clusters nor --density"
+            )
+        packed = _pack_model(
+            source, target, model_name, force=force, inputs=inputs, example=example,
+            size=budget.size, bits=bits, error=error, for_inference=for_inference,
+            keep=keep, min_size=min_size, effort=effort,
+        )  # fmt: skip
     in_short = settings.lossless and budget is None
     _show_packed(packed, source, target, as_json=as_json, in_short=in_short)
 
@@ -288,7 +272,6 @@ def inspect(
         ("zero-order entropy", found.entropy_bytes),
         ("fixed width, equation 2", found.fixed_bytes),
         ("CSR and Huffman, as the paper counts", found.paper_bytes),
-        ("the same, raw row pointers and biases", found.strict_bytes),
     ]  # fmt: skip
     for label, size in rows:
         if size is None:

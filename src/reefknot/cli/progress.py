@@ -1,5 +1,6 @@
 """The progress bar: phase, step, loss, validation error, density, size and target, clusters."""
 
+import contextlib
 import time
 from collections.abc import Iterable
 from types import TracebackType
@@ -9,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from reefknot.progress import listening
 from reefknot.runs import training
 
 _PHASES = {"": "training", "train": "training"}  # others are shown as they are
@@ -23,6 +25,7 @@ class ProgressBar:
         self._loss: float | None = None
         self._phase = ""
         self._shown = 0.0
+        self._alone = contextlib.ExitStack()
         self._bar = _TwoLines(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -34,6 +37,7 @@ class ProgressBar:
         self._task = self._bar.add_task(self._description(), total=total, facts="")
 
     def __enter__(self) -> Self:
+        self._alone.enter_context(listening(None))  # one bar at a time
         self._bar.start()
         return self
 
@@ -44,6 +48,7 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        self._alone.close()
 
     def stepped(self, progress: training.Progress) -> None:
         """A step is done; the bar itself is drawn a few times a second."""

@@ -19,7 +19,6 @@ _ROWS = (
     (".reef bytes", "file_bytes", "{:,}"),
     ("rate, the file", "rate_file", "{:.1f}x"),
     ("rate, the paper's accounting", "rate_paper", "{:.1f}x"),
-    ("rate, the same with raw row pointers", "rate_strict", "{:.1f}x"),
     ("seconds", "seconds", "{:.0f}"),
 )
 

@@ -21,6 +21,7 @@ from reefknot.errors import FormatError, ReefknotError
 
 HALF = 32768
 UNLIMITED = 1 << 62
+SOME_TEXT = 32  # bytes of a name that are coded at a time, so that little is known to be little
 
 # Typical names, so that the first ones in a file are already expected. Part of the format.
 _PRIME = (
@@ -45,6 +46,7 @@ class TextModel:
         self.table = np.zeros(TEXT_SLOTS, np.uint32)
         self.weights = np.array(_TEXT_WEIGHTS, np.int64)
         self.history = np.frombuffer(_PRIME.encode(), np.uint8)[-5:].copy()
+        self._slots, self._work = np.zeros(8, np.int64), np.zeros(8, np.int64)
 
     @classmethod
     def fresh(cls) -> "TextModel":
@@ -53,14 +55,22 @@ class TextModel:
             model = cls()
             text = np.frombuffer(_PRIME.encode(), np.uint8).copy()
             coder, buffer, at = _writing(), np.zeros(4096, np.uint8), 0
-            slots, work = np.zeros(8, np.int64), np.zeros(8, np.int64)
             while at < len(text):
-                at = code_text(coder, buffer, text, at, model.table, model.weights, slots, work)
+                at = model.code(coder, buffer, text, at)
             cls.primed = model
         model = cls()
         model.table[:] = cls.primed.table
         model.weights[:] = cls.primed.weights
         return model
+
+    def code(self, coder: np.ndarray, buffer: np.ndarray, text: np.ndarray, at: int) -> int:
+        """Code text[at] up to and including the next 0; gives the index after it, or -1."""
+        learnt = self.table, self.weights, self._slots, self._work
+        for begin in range(at, len(text), SOME_TEXT):
+            end = int(code_text(coder, buffer, text[: begin + SOME_TEXT], begin, *learnt))
+            if end >= 0 or coder[k.POSITION] - len(buffer) > k.LOOKAHEAD:
+                return end
+        return -1
 
 
 def _writing() -> np.ndarray:
@@ -265,9 +275,7 @@ class Coder:
         area[5 + len(raw)] = 0
         area[:5] = model.history
         area[5 : 5 + len(raw)] = np.frombuffer(raw, np.uint8)
-        end = code_text(
-            self.state, self.buffer, area, 5, model.table, model.weights, self.slots, self.work
-        )
+        end = model.code(self.state, self.buffer, area, 5)
         self.check()
         if end < 0:
             raise FormatError(f"a name is longer than {limit:,} bytes")

@@ -14,7 +14,8 @@ import numpy as np
 
 from reefknot.codec.coder import Coder
 from reefknot.codec.kernels import tied_model as k
-from reefknot.codec.kernels.tied import code_tied
+from reefknot.codec.kernels.tables import LENGTH
+from reefknot.codec.kernels.tied import elements_loop, maps_loop
 from reefknot.errors import FormatError
 
 NO_GRID, KERNEL, IMAGE, IMAGE_RGB, UNITS = range(5)  # how the columns are laid out in space
@@ -160,17 +161,12 @@ def _code_with(
     bits = max(pivot, size - 1 - pivot).bit_length()
     row_slots, column_slots = min(rows, k.LINE_MASK + 1), min(columns, k.LINE_MASK + 1)
     rank = np.zeros((row_slots, 2), np.int64)
-    code_tied(
+    group = columns // len(units) if len(units) else 0
+    arguments = (
         coder.state,
         coder.buffer,
         k.Matrix(x.reshape(-1), rows, columns, pivot, size),
-        k.Columns(
-            width,
-            plane,
-            units,
-            group=columns // len(units) if len(units) else 0,
-            about=np.zeros((columns if columns <= k.LINE_MASK else 0, 2), np.uint8),
-        ),
+        k.Columns(width, plane, units, group, _about(columns, units, plane)),
         k.Model(
             memory.weights,
             table=np.zeros(k.LINES + (row_slots if by_column else column_slots), np.uint32),
@@ -179,9 +175,23 @@ def _code_with(
         ),
         k.Lines(
             int(by_column),
-            live=np.empty(rows + columns if maps else 0, np.uint8),
+            live=np.ones(rows + columns if maps else 0, np.uint8),
             order=np.empty(min(max(rows, columns), k.LINE_MASK + 1), np.int32),
             rank=rank,
         ),
     )
+    if maps:
+        maps_loop(x.dtype, coder.writing)(*arguments)
+    elements_loop(x.dtype, coder.writing)(*arguments)
     return rank[:, 1].copy()
+
+
+def _about(columns: int, units: np.ndarray, plane: int) -> np.ndarray:
+    """How active each column's input is (0 to 8), and its place in the plane (0 to 63)."""
+    about = np.zeros((columns if columns <= k.LINE_MASK else 0, 2), np.uint8)
+    if len(units) and len(about):
+        activity = 1 + LENGTH[np.minimum(units, 64)]
+        about[:, 0] = np.repeat(activity, columns // len(units))
+    if plane and len(about):
+        about[:, 1] = np.resize(np.minimum(np.arange(plane), 63), columns)
+    return about

@@ -31,6 +31,7 @@ from reefknot.export.source import Source, program_of
 from reefknot.export.stages import Plan, plan
 from reefknot.export.weight_bits import Matrix, WeightBits, weight_bits
 from reefknot.files import write_atomically
+from reefknot.progress import doing
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Exported:
     arena_bytes: int
 
 
+@doing("exporting")
 def c(
     source: Source,
     model: nn.Module,

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from reefknot.errors import ReefknotError
+from reefknot.progress import doing
 
 _FLAGS = (
     *("-std=c99", "-Os", "-Wall", "-Wextra", "-Werror"),
@@ -86,6 +87,7 @@ class Figures:
         )
 
 
+@doing("simulating a chip")
 def measure(folder: Path | str, chip: Chip, inputs: np.ndarray | None = None) -> Figures:
     """Compile net.c of a folder for a chip, and run it there; on zeros, if no inputs are given."""
     if tool := chip.missing():

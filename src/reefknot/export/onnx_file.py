@@ -19,6 +19,7 @@ from reefknot.errors import ConfigError, ReefknotError
 from reefknot.export.shrunk_file import Written
 from reefknot.export.source import Source, example_of, with_values
 from reefknot.files import check_target, write_atomically
+from reefknot.progress import doing
 from reefknot.shrinking.network import shrink
 from reefknot.shrinking.trace import trace
 
@@ -26,6 +27,7 @@ TOLERANCE = 1e-4  # relative to the largest output: ONNX Runtime sums in another
 _NODE_BYTES = 80  # about what Cast and Gather take: indices must save more than that
 
 
+@doing("exporting")
 def onnx(
     source: Source, model: nn.Module, out: Path | str, example_input: Tensor | None = None
 ) -> Written:

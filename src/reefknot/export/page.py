@@ -36,6 +36,7 @@ from reefknot.export.program import (
 from reefknot.export.source import Source, example_of, with_values
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode
+from reefknot.progress import doing
 from reefknot.rates import rate_file
 from reefknot.state import TiedState
 
@@ -63,6 +64,7 @@ class Page:
     file_bytes: int
 
 
+@doing("exporting")
 def html(
     source: Source,
     model: nn.Module,

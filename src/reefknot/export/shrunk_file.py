@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from reefknot.errors import ConfigError
 from reefknot.export.source import Source, example_of, with_values
 from reefknot.files import check_target, write_atomically
+from reefknot.progress import doing
 from reefknot.shrinking.network import Shrunk, shrink
 
 
@@ -28,6 +29,7 @@ class Written:
     checked: bool = False  # whether another runtime gave the same outputs
 
 
+@doing("exporting")
 def safetensors(
     source: Source, model: nn.Module, out: Path | str, example_input: Tensor | None = None
 ) -> Written:

@@ -7,6 +7,7 @@ from reefknot.errors import ReefknotError
 from reefknot.files import reading, write_atomically
 from reefknot.format.read import FileContent, decode, read_content, read_header, read_state
 from reefknot.format.write import Effort, encode
+from reefknot.progress import doing
 from reefknot.state import TiedState
 
 MAX_BYTES = 4 << 30
@@ -14,6 +15,7 @@ MAX_BYTES = 4 << 30
 __all__ = ["MAX_BYTES", "decode", "encode", "open_file", "open_state", "save", "tensor_names"]
 
 
+@doing("saving")
 def save(state: TiedState, path: Path | str, *, effort: Effort = "auto") -> int:
     """Write a state to a `.reef` file, atomically; gives the file's size in bytes."""
     if not isinstance(state, TiedState):
@@ -26,6 +28,7 @@ def save(state: TiedState, path: Path | str, *, effort: Effort = "auto") -> int:
     return len(data)
 
 
+@doing("reading")
 def open_state(
     path: Path | str, *, names: Collection[str] | None = None, max_bytes: int = MAX_BYTES
 ) -> TiedState:
@@ -37,6 +40,7 @@ def open_state(
         return read_state(file, source=str(path), max_bytes=max_bytes, names=names)
 
 
+@doing("reading")
 def open_file(path: Path | str, *, max_bytes: int = MAX_BYTES) -> FileContent:
     """Read a `.reef` file, and find out where its bytes went."""
     with reading(path) as file:

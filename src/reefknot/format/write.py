@@ -19,6 +19,7 @@ from reefknot.dtypes import DType
 from reefknot.errors import ReefknotError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
+from reefknot.progress import each
 from reefknot.scales import SCALE
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, occurrences
 
@@ -37,7 +38,7 @@ def encode(state: TiedState, effort: Effort = "auto") -> bytes:
         if data is not None:
             return data
     file = io.BytesIO()
-    write_parts(file, state.codebooks, state.tensors, dict(state.aliases), effort)
+    write_parts(file, state.codebooks, each("coding", state.tensors), dict(state.aliases), effort)
     return file.getvalue()
 
 
@@ -85,7 +86,7 @@ def _solid(state: TiedState) -> bytes | None:
     )
     layout.code_header(coder, header, indexed=False)
     content = SolidContent()
-    for tensor in state.tensors:
+    for tensor in each("coding", state.tensors):
         if isinstance(tensor, KeptTensor):
             content.code_kept(coder, to_planes(tensor.data, tensor.dtype), tensor.dtype.tag)
         else:

@@ -1,124 +1,131 @@
-"""How loops are compiled: ahead of time, for explicit types, cached on disk, without the GIL."""
+"""How loops are compiled: when they are first needed, for explicit types, without the GIL.
 
-import hashlib
-import inspect
-import logging
+The machine code is cached on disk. Importing a module of loops compiles nothing and does not import
+numba; and a loop that can tell how much it has to do does a little in plain Python (`plain.py`).
+"""
+
+import sys
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import cache, cached_property, update_wrapper
+from threading import RLock
+from types import FunctionType
+from typing import Any
 
-import numba
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from reefknot.kernels import plain
 
-F = TypeVar("F", bound=Callable[..., Any])
+PLAIN_STEPS = 256_000  # of a loop, in a process: they take about as long as numba needs to begin
 
-log = logging.getLogger("reefknot")
+_parts: dict[FunctionType, dict[str, Any]] = {}  # to the options with which each is compiled
+_compiling = RLock()
 
 
-def compiled(*signatures: Any, allocates: bool = True) -> Callable[[F], Any]:
-    """Compile a function for these numba signatures only, so that no input triggers compilation.
+def inlined(function: Any) -> Any:
+    """A function that allocates nothing, to be inlined into the loops that call it by its name."""
+    _parts[function] = _PART | {"_nrt": False}
+    return function
 
-    The machine code is cached on disk; if no folder is writable (a read-only install, no home), it
-    is compiled again in each process. A loop that allocates no arrays may say so, to do without
-    numba's reference counting, which costs more than the arithmetic of a small loop.
+
+def inlined_with_arrays(function: Any) -> Any:
+    """The same for a function that returns an array, which needs reference counting."""
+    _parts[function] = _PART
+    return function
+
+
+_PART = {"nogil": True, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def compiled(
+    signature: str | Callable[[], Any],
+    *,
+    allocates: bool = True,
+    steps: Callable[..., int] | None = None,
+) -> Callable[[Any], "Loop"]:
+    """Compile a function for one numba signature, so that no input triggers compilation.
+
+    A loop that allocates no arrays may say so, to do without numba's reference counting, which
+    costs more than the arithmetic of a small loop. `steps` says how many steps of some three
+    microseconds the loop takes at most in plain Python; one that has it must be all integers.
     """
-    options: dict[str, Any] = {"nogil": True, "_nrt": allocates}
+    return lambda function: Loop(function, signature, allocates, steps)
 
-    def decorate(function: F) -> Any:
-        dispatcher = numba.njit(**options)(function)
-        keep_on_disk(dispatcher, function)
-        for signature in signatures:
-            dispatcher.compile(signature)
+
+class Loop:
+    """A function that is machine code once it has more than a little to do."""
+
+    def __init__(
+        self,
+        function: FunctionType,
+        signature: str | Callable[[], Any],
+        allocates: bool,
+        steps: Callable[..., int] | None,
+    ) -> None:
+        update_wrapper(self, function)
+        self.function, self.signature = function, signature
+        self.options: dict[str, Any] = {"nogil": True, "_nrt": allocates, "no_cfunc_wrapper": True}
+        self.steps, self._steps_left = steps, PLAIN_STEPS
+        self._machine_code: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the loop."""
+        if self._machine_code is None and self._has_little_to_do(arguments):
+            return plain.run(self.function, arguments)
+        return self.machine_code(*arguments)
+
+    @property
+    def machine_code(self) -> Any:
+        """The compiled loop: from memory, from disk, or made now."""
+        if self._machine_code is None:
+            with _compiling:
+                if self._machine_code is None:
+                    self._machine_code = self._compiled()
+        return self._machine_code
+
+    def _compiled(self) -> Any:
+        dispatcher = self._dispatcher
+        dispatcher.compile(self._types)
         dispatcher.disable_compile()
         return dispatcher
 
-    return decorate
+    @cached_property
+    def _dispatcher(self) -> Any:
+        import numba
+
+        from reefknot.kernels.disk import keep_on_disk
+
+        function = with_compiled_parts(self.function)
+        dispatcher = numba.njit(**self.options)(function)
+        keep_on_disk(dispatcher, function)
+        return dispatcher
+
+    @property
+    def _types(self) -> Any:
+        return self.signature if isinstance(self.signature, str) else self.signature()
+
+    @cached_property
+    def _is_kept(self) -> bool:
+        from reefknot.kernels.disk import is_kept
+
+        return is_kept(self._dispatcher, self._types)
+
+    def _has_little_to_do(self, arguments: tuple[Any, ...]) -> bool:
+        if self.steps is None:
+            return False
+        needed = self.steps(*arguments)
+        if needed > self._steps_left or ("numba" in sys.modules and self._is_kept):
+            return False
+        self._steps_left -= needed
+        return True
 
 
-def inlined(function: F) -> Any:
-    """A function that allocates nothing, to be inlined into the loops that call it."""
-    options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
-    return numba.njit(**options)(function)
-
-
-def inlined_with_arrays(function: F) -> Any:
-    """The same for a function that returns an array, which needs reference counting."""
-    return numba.njit(nogil=True, forceinline=True)(function)
-
-
-def keep_on_disk(loop: Any, function: Callable[..., Any]) -> None:
-    """Let numba load a loop's machine code from disk, or store it there once compiled."""
-    try:
-        loop._cache = _Cache(function)
-    except RuntimeError as error:
-        if "cache" not in str(error):
-            raise
-        _say_that_nothing_is_kept()
-
-
-class _Cache(FunctionCache):
-    """A cache whose key covers all source files that a loop may take code or constants from.
-
-    numba's own cache looks only at the file of the function itself. Inlined functions and constants
-    come from other files of its folder and of this one.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        sources = _digest(Path(inspect.getfile(function)).parent)
-        self._cache_file = _Files(
-            cache_path=self._cache_path,
-            filename_base=f"{self._impl.filename_base}-{sources}",
-            source_stamp=self._impl.locator.get_source_stamp(),
-        )
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Store the machine code; a full disk is not an error."""
-        try:
-            super().save_overload(sig, data)
-        except OSError:
-            _say_that_nothing_is_kept()
-
-
-class _Files(IndexDataCacheFile):
-    """Files of a loop, named by what is in them: its types, its constants and the processor.
-
-    numba numbers the files of loops that are made on the same line, by an index that they share.
-    Two processes that compile different ones at the same time may take the same number, and a third
-    then finds the machine code of the wrong loop.
-    """
-
-    def __init__(self, **where: Any) -> None:
-        super().__init__(**where)
-        self._where = where
-
-    def load(self, key: Any) -> Any:
-        """The machine code that is kept under a key, if any."""
-        return self._of(key).load(key)
-
-    def save(self, key: Any, data: Any) -> None:
-        """Keep machine code under a key."""
-        self._of(key).save(key, data)
-
-    def _of(self, key: Any) -> IndexDataCacheFile:
-        name = hashlib.sha256(repr((numba.__version__, key)).encode()).hexdigest()[:16]
-        base = f"{self._where['filename_base']}-{name}"
-        return IndexDataCacheFile(**self._where | {"filename_base": base})
+def with_compiled_parts(function: FunctionType) -> FunctionType:
+    """The function as numba compiles it, for which parts are what numba made of them."""
+    names = plain.names_of(function).items()
+    parts = {n: _part(v) for n, v in names if isinstance(v, FunctionType) and v in _parts}
+    return plain.with_globals(function, parts)
 
 
 @cache
-def _digest(folder: Path) -> str:
-    """A hash of all source files that the loops of a folder may use."""
-    digest = hashlib.sha256()
-    for source in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
-        digest.update(hashlib.sha256(source.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+def _part(function: FunctionType) -> Any:
+    import numba
 
-
-@cache
-def _say_that_nothing_is_kept() -> None:
-    log.warning(
-        "reefknot: compiling its loops, which takes up to a minute, and again in each process: "
-        "there is no folder to keep them in; set NUMBA_CACHE_DIR to one that can be written"
-    )
+    return numba.njit(**_parts[function])(with_compiled_parts(function))

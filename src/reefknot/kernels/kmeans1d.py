@@ -27,7 +27,7 @@ from reefknot.kernels.histogram import (
     threads_for,
     work_on,
 )
-from reefknot.kernels.jit import compiled
+from reefknot.kernels.jit import compiled, inlined, inlined_with_arrays
 from reefknot.kernels.parts import ONE_PLACE, Parts
 
 Distance = Literal["l2", "l1"]
@@ -363,7 +363,7 @@ class _Line:
         return _Line(merged[0], masses[merged[1]], self.distance)
 
 
-@compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64)")
+@inlined
 def _push(stack: NDArray, depth: int, low: int, high: int, first: int, last: int) -> int:
     """Push a range of j that is still to be solved, unless it is empty; gives the new depth."""
     if low > high:
@@ -372,7 +372,7 @@ def _push(stack: NDArray, depth: int, low: int, high: int, first: int, last: int
     return depth + 1
 
 
-@compiled("int64[::1](int32[:, ::1])")
+@inlined_with_arrays
 def _walk_back(came_from: NDArray) -> NDArray:
     """The starts of the clusters, from the last to the first."""
     starts = np.zeros(came_from.shape[0], np.int64)
@@ -383,7 +383,7 @@ def _walk_back(came_from: NDArray) -> NDArray:
     return starts
 
 
-@compiled("float64(float64[::1], float64[::1], float64[::1], int64, int64)")
+@inlined
 def _distance_from_median(
     points: NDArray, mass: NDArray, moment: NDArray, start: int, stop: int
 ) -> float:

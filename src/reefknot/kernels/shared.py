@@ -27,7 +27,8 @@ from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from reefknot.kernels.jit import inlined_with_arrays, keep_on_disk
+from reefknot.kernels.disk import keep_on_disk
+from reefknot.kernels.jit import inlined_with_arrays, with_compiled_parts
 
 ARRIVED, THREAD_NUMBER = 0, 1  # elements of a task: how many threads came; see `thread_number`
 WORTH_A_THREAD = 1 << 20  # from this many elements on, Python threads pay off
@@ -85,8 +86,9 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker(function: Callable[[Any], None]) -> Any:
+def worker(function: Any) -> Any:
     """Compile a worker; the machine code is cached on disk if possible."""
+    function = with_compiled_parts(function)
     loop = CFunc(function, ((types.voidptr,), types.void), locals={}, options={})
     keep_on_disk(loop, function)
     loop.compile()

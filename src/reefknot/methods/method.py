@@ -96,8 +96,9 @@ class Method(ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer is made of: the model's trainable parameters and the method's own.
 
-        A group with an `lr_factor` is trained at the scheduled learning rate times this factor. A
-        loop that sets learning rates itself must apply the factor.
+        A group with an `lr_factor` is trained at the scheduled learning rate times this factor; one
+        whose `lr_decays` is False at the learning rate without its decay. A loop that sets learning
+        rates itself must heed both.
         """
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         return [{"params": [*trainable, *self.extra_parameters()]}]

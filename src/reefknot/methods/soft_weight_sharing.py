@@ -5,11 +5,11 @@ Gives     weights at the means of the mixture's components, most of them at zero
 Paper     section 4.3, Table 1; section 1 on mixtures of Gaussians as priors.
 Unaware   of the training loop, the data and the file.
 
-The objective is the mean data loss plus tau/num_examples times -log p(weights, precisions). Its
-gradient is computed by hand, in chunks (`tying/mixture.py`), and added before each step: autograd
-would store several numbers for each weight and component. Hardening merges similar components,
-moves the mean nearest to zero to zero, and gives each weight the mean of the component with the
-highest responsibility.
+The objective is the mean data loss plus tau/num_examples times -log p(weights, precisions); tau may
+grow at first. Its gradient is computed by hand, in chunks (`tying/mixture.py`), and added before
+each step: autograd would store several numbers for each weight and component. Hardening merges
+similar components, moves the mean nearest to zero to zero, and gives each weight the mean of the
+component with the highest responsibility.
 """
 
 import math
@@ -52,6 +52,11 @@ def _is_between(low: float, high: float) -> Check:
     return check
 
 
+def _is_flag(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, bool):
+        yield f"{name} must be true or false, found {value!r}"
+
+
 class SoftWeightSharing(TyingMethod):
     """Soft Weight Sharing: a learned mixture of Gaussians as the weights' prior."""
 
@@ -71,6 +76,11 @@ class SoftWeightSharing(TyingMethod):
         default=0.003,
         doc="how much the prior counts against the data",
         check=is_number(),
+    )
+    anneal_steps: int = setting(
+        default=0,
+        doc="steps in which tau grows from 0 to its full value",
+        check=is_count("a whole number of steps"),
     )
     num_components: int = setting(
         default=17,
@@ -112,6 +122,11 @@ class SoftWeightSharing(TyingMethod):
         doc="the same for the log-weights of the components",
         check=is_number(),
     )
+    mixture_decays: bool = setting(
+        default=True,
+        doc="whether these three decay with the weights' learning rate, or stay constant",
+        check=_is_flag,
+    )
     merge_below: float = setting(
         default=1e-10,
         doc="components nearer than this (symmetric KL divergence) are merged in the end",
@@ -120,7 +135,6 @@ class SoftWeightSharing(TyingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.strength = self.tau / self.num_examples
         self.mixtures = {
             group.name: Mixture(
                 torch.cat(_rows(group)),
@@ -148,6 +162,7 @@ class SoftWeightSharing(TyingMethod):
                 {
                     "params": [m.parameters[name] for m in self.mixtures.values()],
                     "lr_factor": float(getattr(self, factor)),
+                    "lr_decays": self.mixture_decays,
                     "weight_decay": 0.0,
                 }
                 for name, factor in _FACTORS.items()
@@ -161,7 +176,7 @@ class SoftWeightSharing(TyingMethod):
             return
         for group in self._mixed():
             mixture = self.mixtures[group.name]
-            scale = self.strength * step.grad_scale
+            scale = self._strength() * step.grad_scale
             slopes, by_mixture = mixture.gradients(_rows(group), scale)
             for (name, parameter), slope in zip(group.members.items(), slopes, strict=True):
                 grad = dense_grad(name, parameter)
@@ -169,6 +184,11 @@ class SoftWeightSharing(TyingMethod):
                     grad.add_(torch.as_strided(slope, parameter.shape, parameter.stride()))
             for own, grad in zip(mixture.parameters.values(), by_mixture, strict=True):
                 own.grad = grad  # it has no other gradient
+
+    def _strength(self) -> float:
+        """What the prior counts in the next step."""
+        grown = (self.step + 1) / self.anneal_steps if self.anneal_steps else 1.0
+        return min(1.0, grown) * self.tau / self.num_examples
 
     def harden(self) -> None:
         """Merge components, set the one nearest to zero to zero, assign, freeze."""

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ from reefknot.packing.changes import (
     to_numbers,
     warnings_about,
 )
+from reefknot.progress import doing, each
 from reefknot.state import MAX_CODEBOOK, Codebook, KeptTensor, TiedState, TiedTensor
 from reefknot.tensorfile import reader_of
 
@@ -91,6 +93,7 @@ class Settings:
         return "" if is_finite(values, dtype) else NOT_FINITE
 
 
+@doing("clustering")
 def cluster(
     state_dict: Mapping[str, Any],
     num_clusters: int | None = None,
@@ -133,7 +136,8 @@ def cluster(
         found[name] = (dtype, read())
     settings = Settings(num_clusters, density, scope, tuple(keep), min_size)
     plan = Plan.of(settings, [(n, d, partial(np.asarray, a)) for n, (d, a) in found.items()])
-    done = [plan.tie(name, dtype, array) for name, (dtype, array) in found.items()]
+    rows = each("tying", list(found), name=str, size=lambda name: found[name][1].nbytes)
+    done = [plan.tie(name, *found[name]) for name in rows]
     for sentence in warnings_about([change for _, change in done]):
         log.warning("reefknot: %s", sentence)
     return TiedState(tuple(plan.codebooks), tuple(tensor for tensor, _ in done), aliases)
@@ -167,12 +171,12 @@ class Plan:
 
     @classmethod
     def of(
-        cls, settings: Settings, tensors: Iterable[tuple[str, DType, Callable[[], np.ndarray]]]
+        cls, settings: Settings, tensors: Sequence[tuple[str, DType, Callable[[], np.ndarray]]]
     ) -> "Plan":
         """The first pass: look at every tensor once."""
         plan = cls(settings)
         if settings.lossless:
-            plan._find_few(tensors)
+            plan._find_few(each("looking at", tensors, name=itemgetter(0)))
         elif settings.scope == "network":
             plan._fit_network([t for t in tensors if settings.why_kept(t[0], t[1], t[2]()) == ""])
         return plan
@@ -248,7 +252,7 @@ class Plan:
 
     def _fit_network(self, tensors: list[tuple[str, DType, Callable[[], np.ndarray]]]) -> None:
         counts: dict[str, Counts] = {}
-        for _, dtype, read in tensors:
+        for _, dtype, read in each("counting", tensors, name=itemgetter(0)):
             counts.setdefault(dtype.tag, Counts(dtype)).add(read())
         if self.settings.density is not None and counts:
             points, masses = (

@@ -177,7 +177,8 @@ def _solve(magnitudes: np.ndarray, dtype: DType) -> np.ndarray:
             unsure += 1.01 * absolute / unit
             whole = (np.abs(ratios - np.rint(ratios)) <= unsure).all(1)
             found = np.full(len(rows), np.nan, np.float32)
-            found[whole] = _exact(own[whole], ratios[whole], unsure[whole], dtype)
+            if whole.any():
+                found[whole] = _exact(own[whole], ratios[whole], unsure[whole], dtype)
             scales[rows] = found
             rows = rows[np.isnan(found)]
     return scales

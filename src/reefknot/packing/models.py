@@ -9,7 +9,7 @@ import copy
 import inspect
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from reefknot.packing.clustering import Plan, Settings, check_patterns
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
-from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, require_enough
+from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, pass_of, require_enough
 from reefknot.packing.walking import no_autocast
+from reefknot.progress import doing
 from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
@@ -37,9 +38,8 @@ FAR_OFF = 2.0  # times the budget: what errors are worth is measured again, near
 HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
 FIRST_PRICE = 1 / 60  # relative to theory: inputs are correlated, and errors are compensated
 
-OnProgress = Callable[[int, int], None]
 
-
+@doing("packing")
 def pack(
     model: nn.Module | Mapping[str, Any],
     path: Path | str,
@@ -53,7 +53,6 @@ def pack(
     keep: Sequence[str] = (),
     min_size: int = MIN_SIZE,
     effort: Effort = "auto",
-    on_progress: OnProgress = lambda done, total: None,
 ) -> Packed:
     """Write a network to a `.reef` file within one budget for the whole of it.
 
@@ -71,7 +70,6 @@ def pack(
         keep: patterns of names (`*.bias`) that stay exact.
         min_size: tensors with fewer elements stay exact, and so do those of one dimension.
         effort: how hard the coder tries: see `save`.
-        on_progress: called with how much of a pass is done, and of how much.
 
     Without a budget nothing is changed. With inputs each layer is packed for the inputs that it
     receives, so that a file of the same size changes the outputs less.
@@ -94,10 +92,11 @@ def pack(
         if for_inference:
             raise ConfigError("for_inference needs a budget, and inputs or an example_input")
         tensors = model.state_dict() if isinstance(model, nn.Module) else model
-        return pack_tensors(found_of(tensors), path, settings, budget, effort, on_progress)
+        return pack_tensors(found_of(tensors), path, settings, budget, effort)
     check_patterns(keep, list(model.state_dict()))
     if inputs is not None:
-        batches = [_arguments(model, batch) for batch in _listed(inputs)]
+        with doing("reading the inputs"):
+            batches = [_arguments(model, batch) for batch in _listed(inputs)]
     else:
         batches = random_batches(model, _arguments(model, example_input))
     batches = [batch for batch in batches if not _is_empty(batch)]
@@ -111,7 +110,7 @@ def pack(
     # In these modes weights are not used as they are.
     with torch.inference_mode(False), no_autocast():
         model = _copied(model).cpu().eval()
-        packer = Packer(model, used, settings, for_inference, inputs is None, on_site=on_progress)
+        packer = Packer(model, used, settings, for_inference, inputs is None)
         data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
     if packed.outputs is not None and inputs is None:
@@ -147,7 +146,7 @@ def _copied(model: nn.Module) -> nn.Module:
 def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort) -> Packed | None:
     """The model as it is, where that fits a budget."""
     found = found_of(model.state_dict())
-    writer = Writer(found, effort, lambda done, total: None)
+    writer = Writer(found, effort)
     limit = budget.bytes_for(writer.elements)
     if limit is None or limit < ALMOST_ALL * writer.total:
         return None
@@ -199,10 +198,14 @@ class _Search:
         limit = float(self._limit or self._error)
         best: tuple[bytes, Packed] | None = None
         least = math.inf
+        most = PASSES if self._elements > SMALL else SMALL_PASSES
+        last = None
         self._packer.weigh(price)
-        for number in range(PASSES if self._elements > SMALL else SMALL_PASSES):
-            data, packed = self._pass(price)
+        for number in range(most):
+            with doing(pass_of(number, most, last)):
+                data, packed = self._pass(price)
             value = self._measured(packed)
+            last = packed.file_bytes, value / limit
             least = min(least, value)
             if value <= limit and (best is None or self._measured(best[1]) < value):
                 best = data, packed
@@ -272,7 +275,7 @@ class _Search:
         before, after = self._packer.model.state_dict(), model.state_dict()
         tensors = {name: after[name].to(before[name].dtype) for name in before}
         found = found_of(tensors, like=before)
-        writer = Writer(found, self._effort, lambda done, total: None)
+        writer = Writer(found, self._effort)
         file = io.BytesIO()
         rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
         plain, size = writer.write(file, Plan.of(Settings(), rows))
@@ -282,7 +285,8 @@ class _Search:
         return file.getvalue(), packed
 
     def _outputs(self, model: nn.Module) -> OutputChange:
-        return change_of_outputs(self._reference, model, self._held_back)
+        with doing("measuring the outputs"):
+            return change_of_outputs(self._reference, model, self._held_back)
 
 
 def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Change:

@@ -13,7 +13,8 @@ of an embedding by how often they are read. One that is multiplied only by zeros
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
@@ -41,6 +42,7 @@ from reefknot.packing.lookups import (
 from reefknot.packing.norms import Statistics, make_canonical, renew
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
 from reefknot.packing.walking import Network, can_walk
+from reefknot.progress import doing, each
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 POSITIONS = 16_000  # inputs of a weight that are sampled at most
@@ -67,11 +69,11 @@ class Packer:
     for_inference: bool = False
     random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
-    on_site: Callable[[int, int], None] = lambda done, total: None
     _walks: bool | None = None  # whether batches may be inside the model at the same time
     _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
     _reads: dict[str, np.ndarray] | None = None  # of the rows of look-up tables
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
+    _seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @torch.no_grad()
     def at(self, price: float) -> tuple[nn.Module, dict[str, Change]]:
@@ -87,7 +89,7 @@ class Packer:
             sites = network.sites
             multiplied = {site.name for site in sites if site.norm is None}
             self._pack_others(packed, multiplied, price, changes)
-            for number, site in enumerate(sites):
+            for site in each("quantizing", sites, before=self._seconds["quantizing"]):
                 if site.norm is not None:
                     if (wanted := self._norm_statistics().get(site.name)) is not None:
                         found = Statistics.of(_given(network.inputs(site, self.positions)))
@@ -99,7 +101,6 @@ class Packer:
                     if moments.second.any() or not whole:  # zeros do not tell which errors matter
                         change = self._pack_site(packed, site, moments, price)
                         changes[site.name] = _joined(changes.get(site.name), change)
-                self.on_site(number + 1, len(sites))
         if self.for_inference:
             for site in sites:
                 if site.norm is not None:
@@ -120,6 +121,7 @@ class Packer:
                 change = replace(change, done=change.done + UNSEEN)
             changes[name] = change
 
+    @doing("measuring what errors do")
     @torch.no_grad()
     def weigh(self, price: float) -> None:
         """Measure what an error is worth in each weight: pack one at a time at this price.
@@ -132,8 +134,7 @@ class Packer:
         found: dict[tuple[str, int], tuple[float, int]] = {}  # worth, elements
         self._worths = {}
         with self._network(model) as network:
-            for number, site in enumerate(network.sites):
-                self.on_site(number + 1, len(network.sites))
+            for site in each("in", network.sites, before=self._seconds["in"]):
                 if site.norm is None and self._is_packed(site.name):
                     self._weigh_site(model, site, self._moments(site, network), price, harm, found)
         for name, weight in model.named_parameters():
@@ -175,7 +176,8 @@ class Packer:
 
     def _network(self, model: nn.Module) -> Network:
         if self._walks is None:
-            self._walks = can_walk(_ready(self.model), self.batches)
+            with doing("trying the model on its inputs"):
+                self._walks = can_walk(_ready(self.model), self.batches)
         return Network(model, self.batches, walks=self._walks)
 
     def _norm_statistics(self) -> dict[str, Statistics]:

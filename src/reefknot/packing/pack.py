@@ -7,7 +7,7 @@ Gives     a file, and what was done to each tensor. Memory is needed for the lar
 import contextlib
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -22,6 +22,7 @@ from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
 from reefknot.packing.changes import Change, network_error, not_finite, unseen, warnings_about
 from reefknot.packing.clustering import Plan, Settings, Tensor, check_patterns
+from reefknot.progress import doing, each
 from reefknot.state import Codebook, TiedState, TiedTensor
 from reefknot.tensorfile import (
     FoundTensor,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".reef", ".npz", ".onnx", ".h5", ".gguf")
 
 IN_A_FOLDER = "model.safetensors"
-OnBytes = Callable[[int, int], None]  # (done, total)
 CLOSE = 0.985  # a file that fills this much of the budget is good enough
 ATTEMPTS = 6
 MARGIN = 0.002  # of the budget, more with each attempt
@@ -94,6 +94,7 @@ class Ties(Protocol):
         """One tensor as it is to be stored."""
 
 
+@doing("packing")
 def pack(
     source: Path | str,
     target: Path | str,
@@ -102,24 +103,23 @@ def pack(
     budget: Budget | None = None,
     effort: Effort = "auto",
     force: bool = False,
-    on_bytes: OnBytes = lambda done, total: None,
 ) -> Packed:
-    """Write a checkpoint as a `.reef` file; `on_bytes` is called with the bytes done and in all."""
+    """Write a checkpoint as a `.reef` file."""
     refuse_to_replace(target, force, files_of(source))
     found = open_tensors(source)
-    packed = pack_tensors(found, target, settings or Settings(), budget, effort, on_bytes)
+    packed = pack_tensors(found, target, settings or Settings(), budget, effort)
     return replace(packed, metadata_left_out=metadata_of(source))
 
 
 def pack_tensors(
     found: Sequence[FoundTensor], target: Path | str, settings: Settings, budget: Budget | None,
-    effort: Effort, on_bytes: OnBytes,
+    effort: Effort,
 ) -> Packed:  # fmt: skip
     """Write tensors that are read one by one: losslessly, clustered, or within a budget."""
     check_patterns(settings.keep, [tensor.name for tensor in found])
     if budget is not None and not settings.lossless:
         raise ConfigError("give a budget (--size, --bits, --error), or --clusters and --density")
-    writer = Writer(found, effort, on_bytes)
+    writer = Writer(found, effort)
     with writing_atomically(target) as file:
         if budget is None:
             rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
@@ -133,7 +133,7 @@ def within_budget(
     writer: "Writer", file: BinaryIO, settings: Settings, budget: Budget
 ) -> tuple[list[Change], int]:
     """Write until the file fits; each attempt corrects the estimate by the size of the last one."""
-    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.own))
+    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.each("measuring")))
     limit = budget.bytes_for(writer.elements)
     if limit is None:
         return _within_error(writer, file, plan, budget.error or 0.0)
@@ -144,11 +144,14 @@ def within_budget(
             return lossless
     overhead = float(sum(t.num_bytes for t in writer.own if not plan.ties(t.name)))
     best: tuple[int, float] = (-1, HIGHEST)
+    last = None
     for attempt in range(ATTEMPTS):
         # A little less with each attempt, so that the last ones fit.
         goal = limit * (1 - MARGIN * attempt) - overhead
         plan.at_level(plan.level_for_bytes(goal) if goal > 0 else HIGHEST)
-        changes, size = writer.write(file, plan)
+        with doing(pass_of(attempt, ATTEMPTS, last)):
+            changes, size = writer.write(file, plan)
+        last = size, size / limit
         if CLOSE * limit <= size <= limit:
             return changes, size
         if best[0] < size <= limit:
@@ -157,18 +160,25 @@ def within_budget(
             raise _too_few(limit, size)
         overhead = size - plan.estimate(plan.level)  # what is kept, and what the coder saves
     plan.at_level(best[1])
-    return writer.write(file, plan)
+    with doing("the best pass again"):
+        return writer.write(file, plan)
+
+
+def pass_of(number: int, most: int, last: tuple[int, float] | None) -> str:
+    """A pass in words; of the last one, its bytes and its share of the budget."""
+    told = "" if last is None else f", the last one: {last[0]:,} bytes, {last[1]:.1%} of the budget"
+    return f"pass {number + 1} of at most {most}{told}"
 
 
 def require_enough(
     found: Sequence[FoundTensor], settings: Settings, budget: Budget, effort: Effort
 ) -> None:
     """Stop before work is done for a size that cannot be reached by tying weights."""
-    writer = Writer(found, effort, lambda done, total: None)
+    writer = Writer(found, effort)
     limit = budget.bytes_for(writer.elements)
     if limit is None:
         return
-    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.own))
+    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.each("measuring")))
     plan.at_level(HIGHEST)
     _, size = writer.write(io.BytesIO(), plan)
     if size > limit:
@@ -186,11 +196,13 @@ def _too_few(limit: int, size: int) -> ConfigError:
 def _within_error(
     writer: "Writer", file: BinaryIO, plan: BudgetPlan, limit: float
 ) -> tuple[list[Change], int]:
-    goal = limit
-    for _ in range(ATTEMPTS):
+    goal, last = limit, None
+    for attempt in range(ATTEMPTS):
         plan.at_level(plan.level_for_error(goal))
-        changes, size = writer.write(file, plan)
+        with doing(pass_of(attempt, ATTEMPTS, last)):
+            changes, size = writer.write(file, plan)
         found = network_error(changes)
+        last = size, found / limit
         if CLOSE * limit <= found <= limit:
             break
         goal *= limit / found * (1 - MARGIN) if found else 1.0
@@ -202,12 +214,18 @@ def _within_error(
 class Writer:
     """Writes the tensors of a checkpoint, as often as it is asked to, from its start."""
 
-    def __init__(self, found: Sequence[FoundTensor], effort: Effort, on_bytes: OnBytes) -> None:
+    def __init__(self, found: Sequence[FoundTensor], effort: Effort) -> None:
         self.own = [tensor for tensor in found if not tensor.same_as]
         self._aliases = {tensor.name: tensor.same_as for tensor in found if tensor.same_as}
         self.total = sum(tensor.num_bytes for tensor in self.own)
         self.elements = sum(math.prod(tensor.shape) for tensor in self.own)
-        self._effort, self._on_bytes = effort, on_bytes
+        self._effort = effort
+        self._seconds: dict[str, list[float]] = {}  # see `each`
+
+    def each(self, what: str) -> Iterator[FoundTensor]:
+        """All tensors in order, while something is done to them."""
+        before = self._seconds.setdefault(what, [])
+        return each(what, self.own, size=lambda tensor: tensor.num_bytes, before=before)
 
     def write(self, file: BinaryIO, plan: Ties) -> tuple[list[Change], int]:
         """Write all tensors; gives what was done to each, and the size of the file."""
@@ -216,19 +234,18 @@ class Writer:
         changes: list[Change] = []
         if self.elements <= SOLID_ELEMENTS and self._effort != "fast":
             tensors = []
-            for tensor in self.own:
+            for tensor in self.each("reading"):
                 tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
                 tensors.append(tied)
                 changes.append(change)
             state = TiedState(tuple(plan.codebooks), tuple(tensors), self._aliases)
             file_bytes = file.write(encode(state, self._effort))
-            self._on_bytes(self.total, self.total)
             return changes, file_bytes
         return changes, self._stream(file, plan, changes)
 
     def _stream(self, file: BinaryIO, plan: Ties, changes: list[Change]) -> int:
-        writer, done, announced = IndexedWriter(file, self._effort), 0, 0
-        for tensor in self.own:
+        writer, announced = IndexedWriter(file, self._effort), 0
+        for tensor in self.each("writing"):
             tied, change = plan.tie(tensor.name, tensor.dtype, tensor.read())
             while announced < len(plan.codebooks):
                 writer.add_codebook(plan.codebooks[announced])
@@ -238,12 +255,11 @@ class Writer:
                 TiedState((*plan.codebooks[: tied.codebook + 1],), (tied,))
             writer.add(tied)
             changes.append(change)
-            done += tensor.num_bytes
-            self._on_bytes(done, self.total)
         writer.finish(self._aliases)
         return writer.bytes_written
 
 
+@doing("unpacking")
 def unpack(
     source: Path | str, target: Path | str, *, force: bool = False, max_bytes: int = MAX_BYTES
 ) -> int:

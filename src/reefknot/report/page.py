@@ -17,7 +17,7 @@ from reefknot.report.markup import tag, text
 from reefknot.report.wording import count, duration, mapping, number, percent, rate, share
 from reefknot.state import TiedState
 
-OF_TYING = ("rate_paper", "rate_strict", "rate_fixed", "num_clusters")  # they count shared values
+OF_TYING = ("rate_paper", "rate_fixed", "num_clusters")  # they count shared values
 
 
 def render(
@@ -78,7 +78,6 @@ def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, 
             for key, compute in (
                 ("rate_fixed", rates.rate_fixed),
                 ("rate_paper", rates.rate_paper),
-                ("rate_strict", rates.rate_strict),
             ):
                 if key not in facts:
                     facts[key] = compute(state)
@@ -157,7 +156,6 @@ def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
             rate,
             "CSR and Huffman accounting; not a size on disk",
         ),
-        ("rate_strict", "The same, strict", rate, "with raw row pointers and raw biases"),
         ("rate_fixed", "Rate at fixed width", rate, "log2 K bits for every weight, zeros too"),
         ("density", "Density", share, "of trainable parameters are not zero"),
         ("num_clusters", "Shared values", count, "zero is one of them, if there are zeros"),

@@ -55,12 +55,15 @@ class Training:
     progressive_resizing: Sequence[tuple[float, int]] = field(default_factory=list)
     shrink: bool = False  # do not compute dead units: cheaper steps, other rounding
     bf16: bool = False  # compute in bfloat16 (torch.autocast); weights stay float32
+    label_smoothing: float = 0.0  # the share of each label that all classes have in common
+    keep_best: bool = False  # end with the measured state of the hard steps that errs least
 
 
 @dataclass(frozen=True)
 class Optimization:
     """The optimizer, its learning rate, and its other options under torch's own names.
 
+    `weight_decay` among them is for matrices alone: not for biases and norms.
     `decay` is "phases" with a budget (the method's own schedule), otherwise "constant".
     """
 
@@ -276,11 +279,18 @@ def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str
     for key in ("soft_steps", "hard_steps", "threads"):
         if (getattr(training, key) or 0) < 0:
             yield f"training.{key} must be at least 0, found {getattr(training, key)}"
+    if training.keep_best and (training.steps is not None or training.hard_steps == 0):
+        yield "training.keep_best chooses among hard steps; give training.hard_steps, and no steps"
     if training.steps is not None and training.steps < 1:
         yield f"training.steps must be at least 1, found {training.steps}"
     for key in ("batch_size", "evaluate_every", "checkpoint_every"):
         if getattr(training, key) < 1:
             yield f"training.{key} must be at least 1, found {getattr(training, key)}"
+    if not 0 <= training.label_smoothing < 1:
+        yield (
+            "training.label_smoothing must be at least 0 and below 1, "
+            f"found {training.label_smoothing}"
+        )
     for key in ("lr", "hard_lr"):
         value = getattr(optimizer, key)
         if value is not None and not 0 <= value < float("inf"):

@@ -37,6 +37,9 @@ class Journal:
         self._count: int = saved["count"] if saved else 0
         self._seconds_before = saved["seconds"] if saved else 0.0
         self._began = time.monotonic()
+        self.errors: list[tuple[int, float]] = []  # after which step, and the validation error
+        if saved:
+            self.errors += [(int(step), error) for step, error in saved["errors"].tolist()]
         self._rows = bytearray(saved["rows"].numpy().tobytes() if saved else b"")
         write_atomically(self.path, bytes(self._rows))
 
@@ -44,7 +47,8 @@ class Journal:
     def mistakes(saved: dict[str, Any]) -> Iterator[str]:
         """What is wrong with a saved journal."""
         times = {"seconds": float, "step_seconds": float}
-        kinds = {"notes": dict, "loss": float, "count": int, **times, "rows": Tensor}
+        tensors = {"rows": Tensor, "errors": Tensor}
+        kinds = {"notes": dict, "loss": float, "count": int, **times, **tensors}
         if {key: type(value) for key, value in saved.items()} != kinds:
             yield "its journal has other entries than a run saves"
             return
@@ -52,6 +56,11 @@ class Journal:
             yield "the notes of its journal are no numbers"
         if saved["rows"].dtype != torch.uint8 or saved["rows"].dim() != 1:
             yield "the rows of its journal are no text"
+        errors = saved["errors"]
+        if errors.dtype != torch.float64 or errors.dim() != 2 or errors.shape[1] != 2:
+            yield "the errors of its journal are no pairs of numbers"
+        elif not bool(errors.isfinite().all()):
+            yield "an error of its journal is not finite"
         if saved["count"] < 0 or not all(0 <= saved[key] < float("inf") for key in times):
             yield "its journal has a negative or endless count"
         if not math.isfinite(saved["loss"]):
@@ -79,6 +88,7 @@ class Journal:
             "seconds": round(self.seconds, 3),
         }
         self._loss, self._step_seconds, self._count = 0.0, 0.0, 0
+        self.errors.append((step, val_error))
         text = (json.dumps(row) + "\n").encode()
         self._rows += text
         try:
@@ -97,6 +107,7 @@ class Journal:
             "count": self._count,
             "seconds": self.seconds,
             "rows": torch.from_numpy(np.array(self._rows, np.uint8)),
+            "errors": torch.tensor(self.errors, dtype=torch.float64).reshape(-1, 2),
         }
 
 

@@ -6,7 +6,7 @@ Unaware   of folders, of the loop, and of which method it has.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from reefknot.loading import load
 from reefknot.methods import Method
 from reefknot.public import METHODS
 from reefknot.runs.batches import Relabel, scaled_down
+from reefknot.runs.best import Best
 from reefknot.runs.checkpoint import read_checkpoint, unlike, write_checkpoint
 from reefknot.runs.config import MAX_THREADS, OPTIMIZERS, Config
 from reefknot.runs.distillation import soft_labels
@@ -69,12 +70,24 @@ def build(config: Config) -> Parts:
             relabel = soften
     example = data.train.inputs[:1]
     method = METHODS[config.method](model, example_input=example, **config.method_settings)
+    groups = method.parameter_groups()
     optimizer = OPTIMIZERS[config.optimizer.name](
-        method.parameter_groups(),
+        _matrices_apart(groups) if "weight_decay" in config.optimizer.options else groups,
         lr=config.optimizer.lr,  # type: ignore[call-arg]  # every optimizer of the table has it
         **config.optimizer.options,
     )
     return Parts(model, method, optimizer, data, labels, relabel)
+
+
+def _matrices_apart(groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same parameters, but biases, scales and shifts in groups without weight decay."""
+    for group in groups:
+        vectors = [parameter for parameter in group["params"] if parameter.dim() < 2]
+        matrices = [parameter for parameter in group["params"] if parameter.dim() >= 2]
+        if matrices:
+            yield group | {"params": matrices}
+        if vectors:
+            yield group | {"params": vectors, "weight_decay": 0.0}
 
 
 def network_and_data(config: Config) -> tuple[nn.Module, Data]:
@@ -179,11 +192,12 @@ _SAVED = {
     "optimizer": dict,
     "random": Tensor,
     "journal": dict,
+    "best": dict,
 }
 
 
-def save(path: Path, step: int, parts: Parts, journal: Journal) -> None:
-    """Write everything that the steps to come depend on."""
+def save(path: Path, step: int, parts: Parts, journal: Journal, best: Best) -> None:
+    """Write everything that the steps to come depend on, and the best state so far."""
     write_checkpoint(
         path,
         {
@@ -195,6 +209,7 @@ def save(path: Path, step: int, parts: Parts, journal: Journal) -> None:
             "optimizer": parts.optimizer.state_dict()["state"],
             "random": torch.get_rng_state(),
             "journal": journal.state_dict(),
+            "best": best.state_dict(),
         },
     )
 
@@ -228,11 +243,12 @@ def _saved_mistakes(saved: Any, plan: Plan) -> Iterator[str]:
 
 
 def restore(path: Path, saved: dict[str, Any], parts: Parts) -> None:
-    """Restore model, method, optimizer and random state."""
+    """Restore model, method, optimizer and random state; the best state is tried on them first."""
     for mistake in _misfits(saved, parts):
         raise FormatError(f"{path} does not fit this run: {mistake}")
     groups = parts.optimizer.state_dict()["param_groups"]
     try:
+        Best(saved["best"]).restore(parts.model, parts.method)
         parts.model.load_state_dict(saved["model"])
         parts.method.load_state_dict(saved["method"])
         parts.optimizer.load_state_dict({"state": saved["optimizer"], "param_groups": groups})
@@ -244,6 +260,7 @@ def restore(path: Path, saved: dict[str, Any], parts: Parts) -> None:
 
 def _misfits(saved: dict[str, Any], parts: Parts) -> Iterator[str]:
     """Where the tensors of model and optimizer differ from the saved ones."""
+    yield from Best.mistakes(saved["best"], parts.model)
     yield from unlike(saved["model"], dict(parts.model.state_dict()), "the model")
     for name, _ in parts.model.named_parameters():
         if name in saved["model"] and not bool(saved["model"][name].isfinite().all()):

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 from safetensors.torch import save as save_safetensors
+from torch import nn
 
 from reefknot import rates
 from reefknot.errors import CheckError, ConfigError, DivergedError, ReefknotError
@@ -27,6 +28,7 @@ from reefknot.loading import tensors
 from reefknot.methods import BASELINE
 from reefknot.report import write_report
 from reefknot.runs.batches import Batches
+from reefknot.runs.best import Best
 from reefknot.runs.config import Config
 from reefknot.runs.folder import claimed, remove
 from reefknot.runs.journal import Journal
@@ -34,6 +36,7 @@ from reefknot.runs.parts import Parts, build, read_saved, restore, save
 from reefknot.runs.record import Record, read_record, versions, write_record
 from reefknot.runs.training import Progress, error_percent, train
 from reefknot.state import TiedState
+from reefknot.zoo import Data
 
 
 class Display(Protocol):
@@ -92,8 +95,9 @@ def run(
         if baseline:
             compared = _trained_baseline(config, folder, display)
         journal = Journal(folder, saved["journal"] if saved else None)
-        state = _train(config, parts, journal, saved["step"] if saved else 0, display)
-        return _conclude(config, parts, journal, state, compared)
+        best = Best(saved["best"] if saved else {})
+        state = _train(config, parts, journal, best, saved["step"] if saved else 0, display)
+        return _conclude(config, parts, journal, state, compared | {"best_step": best.step})
 
 
 def _finished(config: Config, folder: Path, baseline: bool, display: Display | None) -> Record:
@@ -117,15 +121,15 @@ def _parent_errors(config: Config, parts: Parts) -> dict[str, float | None]:
     if config.start is None:
         return {"dense_test_error": None, "dense_val_error": None}
     return {
-        "dense_test_error": _test_error(config, parts),
+        "dense_test_error": _test_error(config, parts.model, parts.data),
         "dense_val_error": error_percent(parts.model, *parts.data.validation, exact=True),
     }
 
 
-def _test_error(config: Config, parts: Parts) -> float | None:
-    if parts.data.test is None or not config.evaluate_test:
+def _test_error(config: Config, model: nn.Module, data: Data) -> float | None:
+    if data.test is None or not config.evaluate_test:
         return None
-    return error_percent(parts.model, *parts.data.test, exact=True)
+    return error_percent(model, *data.test, exact=True)
 
 
 def _check_baseline(config: Config) -> None:
@@ -157,10 +161,11 @@ def _train(
     config: Config,
     parts: Parts,
     journal: Journal,
+    best: Best,
     step: int,
     display: Display | None,
 ) -> TiedState:
-    """Train, continuing after `step` completed steps."""
+    """Train, continuing after `step` completed steps; end with the best state, if it is kept."""
     model, method, optimizer, data = parts.model, parts.method, parts.optimizer, parts.data
     plan, training = config.plan, config.training
     batches = _batches(config, parts)
@@ -175,7 +180,7 @@ def _train(
         for name, value in model.named_parameters():  # a buffer may hold -inf on purpose
             if not bool(value.isfinite().all()):
                 raise DivergedError(f"{name!r} is not finite after step {step:,}")
-        save(journal.folder / "checkpoint.safetensors", step, parts, journal)
+        save(journal.folder / "checkpoint.safetensors", step, parts, journal, best)
         last_saved = step
 
     try:
@@ -190,6 +195,8 @@ def _train(
                 step=step,
                 shrink=training.shrink,
                 bf16=training.bf16,
+                label_smoothing=training.label_smoothing,
+                measured=journal.errors,
             ):
                 if progress.event == "leaving":
                     if not method.is_tied:
@@ -206,6 +213,8 @@ def _train(
                             val_error=validation_error(),
                             stats=method.stats(),
                         )
+                        if training.keep_best and method.hard:
+                            best.consider(progress.step, row["val_error"], model, method)
                         if display:
                             display.measured(row)
                     last = progress.step == plan.steps  # in case writing the results fails
@@ -225,6 +234,7 @@ def _train(
             f"{error}; last good checkpoint: {where}. Try a lower optimizer.lr, or lower "
             "strengths in [settings]"
         ) from error
+    best.restore(model, method)
     return method.finish()
 
 
@@ -261,12 +271,30 @@ def _stop_signal() -> Iterator[threading.Event]:
 # -- after ----------------------------------------------------------------------------------
 
 
+def measured(
+    config: Config, model: nn.Module, data: Data, state: TiedState, file_bytes: int
+) -> Record:
+    """What a record tells about a network and the file that it was read from."""
+    return {
+        "val_error": error_percent(model, *data.validation, exact=True),
+        "test_error": _test_error(config, model, data),
+        "density": state.density,
+        "num_clusters": state.num_clusters,
+        "num_weights": state.num_weights,
+        "original_bytes": state.original_bytes,
+        "file_bytes": file_bytes,
+        "rate_file": rates.rate_file(state, file_bytes),
+        "rate_paper": rates.rate_paper(state),
+        "rate_fixed": rates.rate_fixed(state),
+    }
+
+
 def _conclude(
     config: Config,
     parts: Parts,
     journal: Journal,
     state: TiedState,
-    compared: dict[str, float | None],
+    more: Record,
 ) -> Record:
     """Write the file, read it back, evaluate what was read, and write the record."""
     folder, data = journal.folder, parts.data
@@ -289,18 +317,8 @@ def _conclude(
         "settings": dict(config.settings),
         "val_error_soft": notes.get("val_error_soft"),
         "val_error_hardened": notes.get("val_error_hardened"),
-        "val_error": error_percent(parts.model, *data.validation, exact=True),
-        "test_error": _test_error(config, parts),
-        **compared,
-        "density": state.density,
-        "num_clusters": state.num_clusters,
-        "num_weights": state.num_weights,
-        "original_bytes": state.original_bytes,
-        "file_bytes": len(content),
-        "rate_file": rates.rate_file(state, len(content)),
-        "rate_paper": rates.rate_paper(state),
-        "rate_strict": rates.rate_strict(state),
-        "rate_fixed": rates.rate_fixed(state),
+        **measured(config, parts.model, data, state, len(content)),
+        **more,
         "skipped": parts.method.skipped,
         "seconds": round(journal.seconds, 1),
         "threads": torch.get_num_threads(),

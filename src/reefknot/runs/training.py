@@ -14,7 +14,7 @@ model, optimizer, method and torch's random generator. So saving those four is e
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -32,7 +32,10 @@ from reefknot.shrinking.narrow import Narrowed
 
 log = logging.getLogger("reefknot")
 
-Decay = Literal["constant", "linear", "cosine", "phases"]
+Decay = Literal["constant", "linear", "cosine", "one_cycle", "plateau", "phases"]
+
+WARM_UP = 0.125  # the share of the steps in which the learning rate of "one_cycle" rises
+PATIENCE = 10  # measurements without a better one, after which "plateau" halves the learning rate
 
 # In nats, where chance level is ln(classes). Beyond this limit training has diverged, even if every
 # number is still finite.
@@ -45,6 +48,8 @@ class Plan:
 
     After `soft_steps` the method is hardened; None leaves that to its own phases. The learning rate
     decays separately in the soft and the hard part; with "phases" it is the method's schedule.
+    "one_cycle" rises from 0 first, and then falls to 0; "plateau" halves when the validation error
+    has not improved.
     """
 
     steps: int
@@ -53,20 +58,41 @@ class Plan:
     hard_lr: float
     decay: Decay = "constant"
 
-    def lr_at(self, step: int, method: Method) -> float:
-        """The learning rate after `step` completed steps."""
+    def lr_at(self, step: int, method: Method, measured: Sequence[tuple[int, float]] = ()) -> float:
+        """The learning rate after `step` completed steps.
+
+        `measured` are pairs of a step and the validation error after it.
+        """
         if self.decay == "phases":
             return self.lr * method.lr_factor(step)
         soft_steps = self.steps if self.soft_steps is None else self.soft_steps
-        is_soft = step < soft_steps
-        top = self.lr if is_soft else self.hard_lr
-        begin, end = (0, soft_steps) if is_soft else (soft_steps, self.steps)
+        top = self.top_at(step)
+        begin, end = (0, soft_steps) if step < soft_steps else (soft_steps, self.steps)
         done = (step - begin) / (end - begin)
         if self.decay == "linear":
             return top * (1 - done)
         if self.decay == "cosine":
             return top * (1 + math.cos(math.pi * done)) / 2
+        if self.decay == "one_cycle":
+            return top * min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
+        if self.decay == "plateau":
+            return top / 2 ** _stalls(error for at, error in measured if begin < at <= step)
         return top
+
+    def top_at(self, step: int) -> float:
+        """The learning rate after `step` completed steps, without its decay."""
+        return self.lr if self.soft_steps is None or step < self.soft_steps else self.hard_lr
+
+
+def _stalls(errors: Iterable[float]) -> int:
+    """How often PATIENCE errors in a row were no better than the best before them."""
+    best, waited, stalls = math.inf, 0, 0
+    for error in errors:
+        waited = 0 if error < best else waited + 1
+        best = min(best, error)
+        if waited == PATIENCE:
+            waited, stalls = 0, stalls + 1
+    return stalls
 
 
 class Progress(NamedTuple):
@@ -93,12 +119,15 @@ def train(
     step: int = 0,
     shrink: bool = False,
     bf16: bool = False,
+    label_smoothing: float = 0.0,
+    measured: Sequence[tuple[int, float]] = (),
 ) -> Iterator[Progress]:
     """Train, continuing after `step` completed steps, until the method is hardened.
 
     With `shrink`, units that are dead because of fixed zeros are not computed. With `bf16` the
-    network computes in bfloat16. Statistics of BatchNorm are estimated again when the weights have
-    moved to other values, and at the end.
+    network computes in bfloat16. `measured` are the steps and validation errors so far, to which
+    the caller may append; `decay = "plateau"` looks at them. Statistics of BatchNorm are
+    estimated again when the weights have moved to other values, and at the end.
     """
     loss = lr = math.nan
     phase = method.stats()["phase"]
@@ -120,15 +149,17 @@ def train(
             if method.is_tied:
                 _renew_statistics(model, batches, bf16)
             return
-        lr = plan.lr_at(step, method)
+        lr = plan.lr_at(step, method, measured)
         for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_factor", 1.0)
+            own = lr if group.get("lr_decays", True) else plan.top_at(step)
+            group["lr"] = own * group.get("lr_factor", 1.0)
         with blamed_on(f"step {step + 1:,}"):
             inputs, labels = batches[step]
             optimizer.zero_grad()
             with reduced_precision(inputs, bf16):
                 outputs = network(inputs)
-            objective = cross_entropy(outputs.float() if bf16 else outputs, labels)
+            outputs = outputs.float() if bf16 else outputs
+            objective = cross_entropy(outputs, labels, label_smoothing=label_smoothing)
             objective.backward()
         loss = objective.item()
         if not loss <= MAX_LOSS:  # true for NaN, too

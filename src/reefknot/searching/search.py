@@ -14,6 +14,7 @@ from pathlib import Path
 
 from reefknot.errors import CheckError, ConfigError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
+from reefknot.progress import doing
 from reefknot.runs.config import Config
 from reefknot.runs.folder import config_text, names_in
 from reefknot.runs.parts import network_and_data
@@ -34,6 +35,7 @@ class Result:
     running: int
 
 
+@doing("searching")
 def search(
     config: Config,
     folder: Path,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.errors import ConfigError, DivergedError, ReefknotError, TyingError
+from reefknot.progress import doing
 from reefknot.runs.config import Config
 from reefknot.runs.folder import clear, config_text
 from reefknot.runs.journal import read_rows
@@ -54,7 +55,8 @@ def work(job: Job, tell: Callable[[Trial], None]) -> None:
         study = job.open()
         while (task := study.take(name, job.trials)) is not None:
             try:
-                result = _run(task, job, study)
+                with doing(f"trial {task.number}, of {job.trials:,} in all"):
+                    result = _run(task, job, study)
             except InterruptedRunError as error:
                 study.release(task)
                 raise InterruptedRunError("stopped; the same command continues") from error

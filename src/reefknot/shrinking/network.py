@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx.node import Node
 
 from reefknot.errors import ReefknotError
+from reefknot.progress import doing
 from reefknot.shrinking.cut import Cut
 from reefknot.shrinking.graph import analyse
 from reefknot.shrinking.kept import Kept
@@ -54,6 +55,7 @@ class Shrunk:
         return sum(row.macs[0] for row in self.table), sum(row.macs[1] for row in self.table)
 
 
+@doing("shrinking")
 def shrink(model: nn.Module, example_input: Any, *, selects: bool = True) -> Shrunk:
     """Remove dead units from a network; its outputs in evaluation stay the same up to rounding.
 

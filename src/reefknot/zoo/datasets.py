@@ -1,4 +1,4 @@
-"""The data sets by name: `digits` (comes with scikit-learn), `mnist` (or warped), `cifar10`.
+"""The data sets by name: `digits` (from scikit-learn), `mnist` and `cifar10` with variants.
 
 Takes     the files that `sources` finds.
 Gives     `DATASETS`, a function for each name that loads it as `Data`.
@@ -17,7 +17,7 @@ from torch import Tensor
 from reefknot.errors import DataError
 from reefknot.zoo import sources
 from reefknot.zoo.data import Data, Split, shuffled, split
-from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
+from reefknot.zoo.readers import parse_cifar10, parse_idx
 
 
 def digits() -> Data:
@@ -40,17 +40,31 @@ def digits() -> Data:
 
 def mnist() -> Data:
     """60,000 + 10,000 handwritten digits, inputs (N, 1, 28, 28)."""
-    arrays = {name: parse_idx(content, name) for name, content in sources.mnist_contents().items()}
-    for name, array in arrays.items():
-        expected = (28, 28) if "images" in name else ()
+    return _mnist("mnist", normalise=True)
+
+
+def mnist_unit() -> Data:
+    """MNIST with pixels from 0 to 1, as in the tutorial of Soft Weight Sharing."""
+    data = _mnist("mnist-unit", normalise=False)
+    for part in (data.train, data.validation, data.test):
+        assert part is not None
+        part.inputs.div_(255)
+    return data
+
+
+def _mnist(name: str, *, normalise: bool) -> Data:
+    arrays = {file: parse_idx(content, file) for file, content in sources.mnist_contents().items()}
+    for file, array in arrays.items():
+        expected = (28, 28) if "images" in file else ()
         if array.shape[1:] != expected:
-            raise DataError(f"{name}: expected shape (N, *{expected}), found {array.shape}")
+            raise DataError(f"{file}: expected shape (N, *{expected}), found {array.shape}")
     return split(
         arrays["train-images-idx3-ubyte"][:, None],
         arrays["train-labels-idx1-ubyte"],
         arrays["t10k-images-idx3-ubyte"][:, None],
         arrays["t10k-labels-idx1-ubyte"],
-        name="mnist",
+        name=name,
+        normalise=normalise,
     )
 
 
@@ -66,19 +80,40 @@ def mnist_warped(copies: int = 7) -> Data:
 
 def cifar10() -> Data:
     """50,000 + 10,000 colour images of ten kinds of things, inputs (N, 3, 32, 32)."""
-    folder = sources.cifar10_folder()
-
-    def read(name: str) -> tuple[np.ndarray, np.ndarray]:
-        return parse_cifar10(read_content(folder / name), str(folder / name))
-
-    images, labels = zip(*(read(name) for name in sources.CIFAR10_TRAIN), strict=True)
+    parts = {name: parse_cifar10(c, name) for name, c in sources.cifar10_contents().items()}
+    images, labels = zip(*(parts[name] for name in sources.CIFAR10_TRAIN), strict=True)
     return split(
         np.concatenate(images),
         np.concatenate(labels),
-        *read(sources.CIFAR10_TEST),
+        *parts[sources.CIFAR10_TEST],
         name="cifar10",
         augment=flip_and_crop,
     )
+
+
+def cifar10_cutout() -> Data:
+    """CIFAR-10 with holes in the training images, besides flips and crops; the paper has none."""
+    return replace(cifar10(), name="cifar10-cutout", augment=flip_crop_and_cut_out)
+
+
+def flip_crop_and_cut_out(inputs: Tensor, generator: torch.Generator) -> Tensor:
+    """`flip_and_crop`, then `cut_out`."""
+    return cut_out(flip_and_crop(inputs, generator), generator)
+
+
+def cut_out(inputs: Tensor, generator: torch.Generator, side: int = 12) -> Tensor:
+    """Set a square of `side` pixels of each image to 0, the mean of normalised images.
+
+    It is anywhere in the image. Gives a new tensor; the random numbers come from `generator` only.
+    """
+    count, _, *sizes = inputs.shape
+    inside = []
+    for size in sizes:
+        begin = torch.randint(size - side + 1, (count, 1), generator=generator)
+        pixels = torch.arange(size)
+        inside.append((begin <= pixels) & (pixels < begin + side))
+    hole = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    return inputs.masked_fill(hole, 0.0)
 
 
 def flip_and_crop(inputs: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
@@ -129,6 +164,8 @@ def _warp(inputs: Tensor, generator: torch.Generator) -> Tensor:
 DATASETS: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "mnist": mnist,
+    "mnist-unit": mnist_unit,
     "mnist-warped": mnist_warped,
     "cifar10": cifar10,
+    "cifar10-cutout": cifar10_cutout,
 }

@@ -10,13 +10,13 @@ Each is a plain `nn.Sequential` with readable names: the modules in order are th
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from reefknot.zoo.local import LocallyConnected2d
+from reefknot.zoo.local import LocallyConnected2d, LocalMaxPool2d
 
 # Channels of each 3 x 3 convolution, one row for each stage; a stage ends with a 2 x 2 maximum.
 _VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -67,9 +67,9 @@ def lenet_5_local() -> nn.Sequential:
     model = nn.Sequential(
         OrderedDict(
             local1=LocallyConnected2d(1, 20, 5, input_size=28),
-            pool1=nn.MaxPool2d(2),
+            pool1=LocalMaxPool2d(2),
             local2=LocallyConnected2d(20, 50, 5, input_size=12),
-            pool2=nn.MaxPool2d(2),
+            pool2=LocalMaxPool2d(2),
             flatten=nn.Flatten(),
             fc1=nn.Linear(50 * 4 * 4, 500),
             relu1=nn.ReLU(),
@@ -100,34 +100,45 @@ def lenet_5_full() -> nn.Sequential:
     return _initialise_(model)
 
 
-def vgg_16() -> nn.Sequential:
+def vgg_16(in_stages: Sequence[float] = (), around_dense: float = 0.3) -> nn.Sequential:
     """VGG-16 for CIFAR-10; 14,982,474 parameters in convolutions and dense layers.
 
     Batch normalisation (9,472 more parameters) is placed as in the CIFAR variant of Liu and Deng
     (2015), which has dropout of 0.3 and 0.4 between convolutions and 0.5 around the dense layer as
-    well. Here there is 0.3 around the dense layer alone: more slows a short training down. Pools
-    round up, so that images of 16 and 24 pixels fit too.
+    well. By default there is 0.3 around the dense layer alone: more slows a short training down.
+    Pools round up, so that images of 16 and 24 pixels fit too.
+
+    Args:
+        in_stages: for each stage the dropout between its convolutions; none by default.
+        around_dense: the dropout in front of both dense layers.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(channels_last=ChannelsLast())
     in_channels, number = 3, 0
     for stage, widths in enumerate(_VGG_STAGES, start=1):
-        for channels in widths:
+        for place, channels in enumerate(widths, start=1):
             number += 1
             layers[f"conv{number}"] = nn.Conv2d(in_channels, channels, 3, padding=1)
             layers[f"bn{number}"] = nn.BatchNorm2d(channels)
             layers[f"relu{number}"] = nn.ReLU()
+            if in_stages and place < len(widths):
+                layers[f"dropout{number}"] = nn.Dropout(in_stages[stage - 1])
             in_channels = channels
         layers[f"pool{stage}"] = nn.MaxPool2d(2, ceil_mode=True)
     layers |= OrderedDict(
         flatten=nn.Flatten(),  # 512 x 1 x 1 after five halvings of 32
-        dropout13=nn.Dropout(0.3),
+        dropout13=nn.Dropout(around_dense),
         fc1=nn.Linear(512, 512),
         bn14=nn.BatchNorm1d(512),
         relu14=nn.ReLU(),
-        dropout14=nn.Dropout(0.3),
+        dropout14=nn.Dropout(around_dense),
         fc2=nn.Linear(512, 10),
     )
     return _initialise_(nn.Sequential(layers))
+
+
+def vgg_16_dropout() -> nn.Sequential:
+    """The same with the dropout of Liu and Deng, as the paper and Louizos et al. have it."""
+    return vgg_16((0.3, 0.4, 0.4, 0.4, 0.4), around_dense=0.5)
 
 
 def _perceptron(*widths: int) -> nn.Sequential:
@@ -156,6 +167,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "lenet-5-local": lenet_5_local,
     "lenet-5-full": lenet_5_full,
     "vgg-16": vgg_16,
+    "vgg-16-dropout": vgg_16_dropout,
     "digits-mlp": digits_mlp,
 }
 
@@ -178,5 +190,6 @@ INPUTS: dict[str, Input] = {
     "lenet-300-100": _MNIST,
     "lenet-5-caffe": _MNIST,
     "vgg-16": Input((3, 32, 32)),
+    "vgg-16-dropout": Input((3, 32, 32)),
     "digits-mlp": Input((1, 8, 8), 4.884370170015456, 6.0148847850435345, 16.0),
 }

@@ -2,19 +2,19 @@
 
 Takes     nothing but the machine: `REEFKNOT_DATA` (a folder the user names), then the user's cache
           (`$XDG_CACHE_HOME/reefknot` or `~/.cache/reefknot`), then the network.
-Gives     the content of MNIST's files, the folder of CIFAR-10's.
+Gives     the content of the files of MNIST, and of CIFAR-10.
 Unaware   of tensors and splits.
 
 A file in the user's own folder is theirs to choose: with another checksum it is used, and a warning
-says so. What is downloaded must be the published data. MNIST is verified and kept unpacked, because
-the same images travel in several gzip files.
+says so. What is downloaded must be the published data. The checksums are those of unpacked files:
+the same images of MNIST travel in several gzip files, and CIFAR-10 travels re-encoded.
 """
 
 import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from reefknot.errors import DataError
@@ -35,8 +35,17 @@ MNIST_MIRRORS = (
 )
 
 CIFAR10_FOLDER = "cifar-10-batches-bin"
-CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR10_TEST = "test_batch.bin"
+CIFAR10_SHA256 = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    CIFAR10_TEST: "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+CIFAR10_BYTES = 30_730_000  # of each file
+CIFAR10_TRAIN = tuple(name for name in CIFAR10_SHA256 if name != CIFAR10_TEST)
 CIFAR10_URLS = ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
 CIFAR10_HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
 
@@ -52,18 +61,18 @@ def mnist_contents() -> dict[str, bytes]:
     return {name: _cached_mnist_content(name) for name in MNIST_SHA256}
 
 
-def cifar10_folder() -> Path:
-    """A folder with the six binary files of CIFAR-10."""
-    names = (*CIFAR10_TRAIN, CIFAR10_TEST)
+def cifar10_contents() -> dict[str, bytes]:
+    """The content of the six binary files of CIFAR-10, by name."""
     own = named_folder()
     if own and (own / CIFAR10_FOLDER).is_dir():
-        place = own / CIFAR10_FOLDER
-        _check_complete(place, names, [name for name in names if (place / name).is_file()])
-        return place
+        return _own_cifar10_contents(own / CIFAR10_FOLDER)
     place = cache_folder() / CIFAR10_FOLDER
-    if not all((place / name).is_file() for name in names):
-        _fetch_cifar10(place, names)
-    return place
+    if all((place / name).is_file() for name in CIFAR10_SHA256):
+        contents = {name: read_content(place / name) for name in CIFAR10_SHA256}
+        if not _unpublished(contents):
+            return contents
+    _fetch_cifar10(place)
+    return {name: read_content(place / name) for name in CIFAR10_SHA256}
 
 
 def named_folder() -> Path | None:
@@ -131,7 +140,34 @@ def _cached_mnist_content(name: str) -> bytes:
     return read_content(path)
 
 
-def _fetch_cifar10(place: Path, names: tuple[str, ...]) -> None:
+def _own_cifar10_contents(place: Path) -> dict[str, bytes]:
+    found = [name for name in CIFAR10_SHA256 if (place / name).is_file()]
+    _check_complete(place, CIFAR10_SHA256, found)
+    contents = {name: read_content(place / name) for name in found}
+    for name, content in contents.items():
+        if len(content) != CIFAR10_BYTES:
+            raise DataError(
+                f"{place / name}: expected {CIFAR10_BYTES:,} bytes, found {len(content):,}; get "
+                f"the file again from {CIFAR10_URLS[0]}"
+            )
+    if wrong := _unpublished(contents):
+        name, digest = next(iter(wrong.items()))
+        log.warning(
+            "%s is not the published CIFAR-10: %d of its 6 files differ (SHA-256 of %s is %s..., "
+            "expected %s...); they are used as they are, but errors do not compare with those on "
+            "the published images, which are at %s",
+            *(place, len(wrong), name, digest[:12], CIFAR10_SHA256[name][:12], CIFAR10_URLS[0]),
+        )
+    return contents
+
+
+def _unpublished(contents: Mapping[str, bytes]) -> dict[str, str]:
+    """The SHA-256 of each file of CIFAR-10 whose content is not the published one."""
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return {name: digest for name, digest in found.items() if digest != CIFAR10_SHA256[name]}
+
+
+def _fetch_cifar10(place: Path) -> None:
     """Download the archive, and move its six files into place, each of them whole."""
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -139,7 +175,7 @@ def _fetch_cifar10(place: Path, names: tuple[str, ...]) -> None:
             archive = Path(temporary) / "cifar-10-binary.tar.gz"
             download(CIFAR10_URLS, archive, CIFAR10_HASH)
             untar(archive)
-            for name in names:
+            for name in CIFAR10_SHA256:
                 (archive.parent / CIFAR10_FOLDER / name).replace(place / name)
     except DataError as error:
         raise DataError(

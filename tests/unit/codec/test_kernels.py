@@ -5,6 +5,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from types import FunctionType
 from unittest import mock
 
 import numba
@@ -22,37 +23,52 @@ from reefknot.codec.kernels.tables import (
     STRETCH,
     STRETCH_MAX,
 )
+from reefknot.codec.kernels.tied import elements_loop, maps_loop
 from reefknot.codec.static import normalised
 from reefknot.dtypes import DTYPES
 from reefknot.errors import FormatError
 from reefknot.format import layout
 from reefknot.format.content import SolidContent
+from reefknot.kernels import jit
 
 MODULES = [
     importlib.import_module(f"{kernels.__name__}.{found.name}")
     for found in pkgutil.iter_modules(kernels.__path__)
 ]
-LOOPS = {
+TIED = {
+    f"{make.__name__} of {np.dtype(index)}, {'writing' if encoding else 'reading'}": make(
+        np.dtype(index), encoding
+    )
+    for make in (maps_loop, elements_loop)
+    for index in (np.uint8, np.uint16)
+    for encoding in (False, True)
+}
+KERNELS = TIED | {
     name: value
     for module in MODULES
     for name, value in vars(module).items()
-    if isinstance(value, numba.core.registry.CPUDispatcher)
+    if isinstance(value, jit.Loop)
 }
-# Those with signatures of their own compile nothing more; the others are parts of them.
-KERNELS = {name: loop for name, loop in LOOPS.items() if not loop._can_compile}
+PARTS = {
+    name: value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if isinstance(value, FunctionType) and value in jit._parts
+}
 
 
+@pytest.mark.slow
 def test_kernels_and_their_parts_are_all_integers():
     # uint64 and int64 together silently become float64, which would decide bits by rounding. Loops
     # that come from the cache do not know their types, so they are compiled again.
     for name, kernel in KERNELS.items():
-        fresh = numba.njit(kernel.nopython_signatures[:1], nogil=True, _nrt=False)(kernel.py_func)
-        _check_integers(name, fresh)
-    parts = {name: loop for name, loop in LOOPS.items() if name not in KERNELS}
-    assert {"code_bit", "code_mixed", "shrunk", "count"} <= set(parts)
-    for name, part in parts.items():
-        assert part.overloads, name
-        _check_integers(name, part)
+        if "uint16" not in name:
+            made = numba.njit(kernel._types, **kernel.options)
+            _check_integers(name, made(jit.with_compiled_parts(kernel.function)))
+    assert {"code_bit", "code_mixed", "shrunk", "count"} <= set(PARTS)
+    for name, part in PARTS.items():
+        assert jit._part(part).overloads, name
+        _check_integers(name, jit._part(part))
 
 
 def _check_integers(name, function):
@@ -62,11 +78,12 @@ def _check_integers(name, function):
 
 
 def test_kernels_have_their_signatures_only():
-    assert {"code_tied", "code_planes", "code_text", "rans_decode"} <= set(KERNELS)
+    assert {"code_planes", "code_text", "rans_decode"} <= set(KERNELS)
     with pytest.raises(TypeError):
-        KERNELS["rans_decode"]([1.5], None, 1, None, None)
-    with pytest.raises(TypeError):
-        KERNELS["code_tied"](*[np.zeros(1)] * 6)
+        KERNELS["rans_decode"].machine_code([1.5], None, 1, None, None)
+    for loop in TIED.values():
+        with pytest.raises(TypeError):
+            loop.machine_code(*[np.zeros(1)] * 6)
 
 
 def test_loops_are_made_of_files_that_the_name_of_their_machine_code_stands_for():

@@ -102,15 +102,16 @@ def test_random_files_are_read(decoder):
 
 @needs_node
 def test_what_the_reference_refuses_is_refused():
-    assert 10 < agree([*mutants(250, seed=12)], LIMIT, by_the_reference) < 230
+    assert 5 < agree([*mutants(120, seed=12)], LIMIT, by_the_reference) < 110
 
 
 @needs_node
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_the_reference_refuses_is_refused_20_000_times():
     assert agree([*mutants(20_000, seed=13)], LIMIT, by_the_reference) > 1_000
 
 
+@pytest.mark.slow
 @needs_node
 def test_activity_of_more_rows_than_a_model_remembers_is_forgotten():
     """A matrix of 2^20 + 1 rows, then one whose columns its first three would divide."""

@@ -7,6 +7,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 import reefknot
 
 LOOK = """
@@ -38,7 +40,7 @@ def times(x):
 def work(address):
     plus(FACTOR)
 
-print(times(10), sum(times.stats.cache_hits.values()), work.cache_hits)
+print(times(10), sum(times.machine_code.stats.cache_hits.values()), work.cache_hits)
 """
 PARTS = """
 from reefknot.kernels.jit import inlined
@@ -93,13 +95,13 @@ def slow_data(*arguments):
 
 Files._save_index, Files._save_data = slow_index, slow_data
 from made import times
-times(int(me))
+times(int(me)).machine_code
 """
 LOOK_AT_BOTH = """
 from made import times
 
 for loop in times(2), times(3):
-    print(loop(10), sum(loop.stats.cache_hits.values()))
+    print(loop(10), sum(loop.machine_code.stats.cache_hits.values()))
 """
 
 
@@ -151,6 +153,7 @@ def test_loops_depend_on_every_file_of_the_kernels(tmp_path):
         assert hits() == ["0", "0"]
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_do_not_mix_up_their_loops(tmp_path):
     steps = tmp_path / "steps"
     steps.mkdir()
@@ -174,3 +177,14 @@ def test_without_a_folder_to_keep_loops_in_one_sentence_says_so(tmp_path):
     for _ in range(2):
         done = printed(tmp_path / "loops.py", **homeless, NUMBA_CACHE_DIR=tmp_path / "kept")
     assert done.stdout.split() == ["21", "1", "1"] and not done.stderr
+
+
+def test_one_line_says_that_loops_are_compiled_and_where_they_are_kept(tmp_path):
+    (tmp_path / "loops.py").write_text(LOOPS)
+    (tmp_path / "parts.py").write_text(PARTS)
+    kept = {"NUMBA_CACHE_DIR": tmp_path / "kept"}
+    (line,) = printed(tmp_path / "loops.py", **kept).stderr.splitlines()
+    assert line.startswith(
+        f"reefknot: compiling loops for this machine, once; they are kept in {tmp_path}"
+    )
+    assert not printed(tmp_path / "loops.py", **kept).stderr

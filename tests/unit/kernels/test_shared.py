@@ -25,6 +25,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_clusters_by_itself_after_threads_ran_in_its_parent():
     done = subprocess.run(

@@ -171,11 +171,11 @@ def test_inputs_that_the_data_does_not_need_go_as_groups(prior, threshold):
     model = nn.Linear(8, 2)
     method = BayesianCompression(model, num_examples=200, prior=prior, threshold=threshold)
     parameters = [*model.parameters(), *method.extra_parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=0.05)
+    optimizer = torch.optim.Adam(parameters, lr=0.1)
     method.attach(optimizer)
     x = torch.randn(200, 8)
     target = x[:, :2] @ torch.tensor([[3.0, 1.0], [-2.0, 2.0]])
-    for _ in range(1500):
+    for _ in range(600):
         optimizer.zero_grad()
         (50 * (model(x) - target).square().mean()).backward()
         optimizer.step()

@@ -1,5 +1,6 @@
 """A budget: how small and how long, and the phases go by themselves."""
 
+import copy
 import logging
 
 import numpy as np
@@ -70,8 +71,14 @@ def test_the_phases_go_by_themselves_and_the_file_has_its_size():
     assert 190 <= len(encode(state)) <= 200
 
 
-@pytest.mark.parametrize("target", [60, 130, 200, 400])
-@pytest.mark.parametrize("num_clusters", ["auto", 5])
+TARGETS = [(60, "auto"), (130, 5), (200, 5), (400, "auto")]
+OTHER_TARGETS = [(60, 5), (130, "auto"), (200, "auto"), (400, 5)]
+
+
+@pytest.mark.parametrize(
+    ("target", "num_clusters"),
+    [*TARGETS, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_TARGETS)],
+)
 def test_the_file_is_never_above_its_target(tmp_path, target, num_clusters):
     model, optimizer, tie = started(target_bytes=target, num_clusters=num_clusters)
     go(model, optimizer, 200)
@@ -211,18 +218,32 @@ def test_stats_tell_the_phase_the_bytes_and_the_target():
 # -- saving, moving, several optimizers -----------------------------------------------------
 
 
-@pytest.mark.parametrize("saved_at", [0, 3, 50, 132, 140, 144, 150, 170, 196, 198])
-def test_a_run_goes_on_exactly_where_it_was_saved(saved_at):
-    model, optimizer, tie = started()
-    go(model, optimizer, saved_at)
-    other, other_optimizer, other_tie = started()
-    go(other, other_optimizer, 160)  # in another phase, with latent weights of its own
-    other.load_state_dict(model.state_dict())
-    other_optimizer.load_state_dict(optimizer.state_dict())
-    other_tie.load_state_dict(tie.state_dict())
-    for one, two in ((model, optimizer), (other, other_optimizer)):
-        go(one, two, 200 - saved_at)
-    assert tie.finish() == other_tie.finish()
+SAVED_AT, SAVED_AT_LENGTH = (0, 50, 132, 140, 144, 196, 198), (3, 150, 170)
+
+
+@pytest.fixture(scope="module")
+def saved():
+    """What is saved on the way, and the state in the end."""
+    parts = model, optimizer, tie = started()
+    found = {}
+    for step in range(200):
+        if step in SAVED_AT + SAVED_AT_LENGTH:
+            found[step] = copy.deepcopy([part.state_dict() for part in parts])
+        go(model, optimizer, 1)
+    return found, tie.finish()
+
+
+@pytest.mark.parametrize(
+    "step", [*SAVED_AT, *(pytest.param(step, marks=pytest.mark.slow) for step in SAVED_AT_LENGTH)]
+)
+def test_a_run_goes_on_exactly_where_it_was_saved(saved, step):
+    parts = model, optimizer, tie = started()
+    go(model, optimizer, 146)  # in another phase, with latent weights of its own
+    assert tie.phase.name == "commit"
+    for part, state in zip(parts, copy.deepcopy(saved[0][step]), strict=True):
+        part.load_state_dict(state)
+    go(model, optimizer, 200 - step)
+    assert tie.finish() == saved[1]
 
 
 def test_latent_weights_follow_a_model_that_is_laid_out_or_converted_anew():

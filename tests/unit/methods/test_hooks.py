@@ -248,8 +248,15 @@ def test_a_deep_copy_that_would_train_without_tying_is_refused():
     assert torch.equal(weights_of(model), weights_of(other))
 
 
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("whole", [False, True], ids=["step", "whole loop"])
+@pytest.mark.parametrize(
+    ("whole", "hard"),
+    [
+        pytest.param(False, False, id="step, soft", marks=pytest.mark.slow),
+        pytest.param(False, True, id="step, hard"),
+        pytest.param(True, False, id="whole loop, soft"),
+        pytest.param(True, True, id="whole loop, hard", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about its own profiler
 def test_a_compiled_step_is_the_same_step(hard, whole):
     results = []

@@ -68,6 +68,35 @@ def test_the_mixture_learns_at_learning_rates_of_its_own():
     assert torch.equal(tie.mixtures["network"].log_weights, mixing)
 
 
+@pytest.mark.parametrize(("decays", "last"), [(True, 0.05), (False, 0.2)])
+def test_the_mixtures_learning_rates_may_stay_constant_while_the_weights_decays(decays, last):
+    tie = sharing(net(), means_lr_factor=2.0, mixture_decays=decays)
+    optimizer = torch.optim.SGD(tie.parameter_groups(), lr=1.0)
+    tie.attach(optimizer)
+    plan = Plan(steps=4, soft_steps=4, lr=0.1, hard_lr=0.1, decay="linear")
+    for _ in train(tie.model, tie, optimizer, Batches(INPUTS, LABELS, 8, 0), plan):
+        pass
+    assert [g["lr"] for g in optimizer.param_groups[:2]] == pytest.approx([0.025, last])
+
+
+def test_the_priors_share_grows_to_its_full_value():
+    pulls = []
+    for settings in ({}, {"anneal_steps": 4}):
+        tie = sharing(net(torch.float64), **settings)
+        optimizer = torch.optim.SGD(tie.parameter_groups(), lr=0.0)
+        tie.attach(optimizer)
+        pulls.append([])
+        for _ in range(6):
+            for parameter in tie.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            pulls[-1].append(float(tie.model[0].weight.grad.abs().sum()))
+    full, grown = pulls
+    assert grown == pytest.approx(
+        [x * s for x, s in zip(full, (0.25, 0.5, 0.75, 1, 1, 1), strict=True)]
+    )
+
+
 def test_an_optimizer_without_the_mixture_is_refused():
     model = net()
     with pytest.raises(TyingError, match="parameter_groups"):
@@ -123,6 +152,8 @@ def test_all_mistakes_in_settings_are_told_at_once():
         "init_std": 0.0,
         "precision_prior": [1.0],
         "means_lr_factor": "fast",
+        "mixture_decays": 1,
+        "anneal_steps": -1,
     }
     with pytest.raises(ConfigError) as caught:
         SoftWeightSharing(net(), **wrong)

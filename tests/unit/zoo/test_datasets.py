@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import logging
 import os
+import re
 import struct
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from reefknot.errors import DataError
 from reefknot.zoo import DATASETS, sources
-from reefknot.zoo.datasets import flip_and_crop, warp
+from reefknot.zoo.datasets import cut_out, flip_and_crop, flip_crop_and_cut_out, warp
 from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
 
 MNIST_NAMES = tuple(sources.MNIST_SHA256)
@@ -45,7 +46,7 @@ def write_mnist(folder: Path, *, gzipped: bool) -> dict[str, bytes]:
 def write_cifar10(folder: Path, count: int = 4) -> None:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for name in (*sources.CIFAR10_TRAIN, sources.CIFAR10_TEST):
+    for name in sources.CIFAR10_SHA256:
         records = rng.integers(0, 256, (count, 3073), dtype=np.uint8)
         records[:, 0] %= 10
         (folder / name).write_bytes(records.tobytes())
@@ -61,6 +62,7 @@ def _own_folders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sources, "MNIST_MIRRORS", ("http://127.0.0.1:1/",))
     monkeypatch.setattr(sources, "CIFAR10_URLS", ("http://127.0.0.1:1/cifar",))
+    monkeypatch.setattr(sources, "CIFAR10_BYTES", 4 * 3073)
     monkeypatch.setattr("reefknot.zoo.download._RETRIES", 0)
 
 
@@ -198,12 +200,65 @@ def test_a_gzip_file_that_unpacks_to_too_much(
 
 def test_cifar10_is_read_from_the_named_folder(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-bin")
-    data = DATASETS["cifar10"]()
+    data, cut = DATASETS["cifar10"](), DATASETS["cifar10-cutout"]()
     assert data.test is not None
     assert data.train.inputs.shape == (18, 3, 32, 32)
     assert data.validation.inputs.shape == (2, 3, 32, 32)
     assert data.test.inputs.shape == (4, 3, 32, 32)
     assert data.augment is flip_and_crop
+    assert torch.equal(cut.train.inputs, data.train.inputs)
+    assert (cut.name, cut.augment) == ("cifar10-cutout", flip_crop_and_cut_out)
+
+
+def test_another_copy_of_cifar10_is_used_and_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "cifar-10-batches-bin"
+    write_cifar10(place)
+    contents = {name: (place / name).read_bytes() for name in sources.CIFAR10_SHA256}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(sources, "CIFAR10_SHA256", sums)
+    assert sources.cifar10_contents() == contents
+    assert not caplog.records
+    changed = bytearray(contents["test_batch.bin"])
+    changed[100] ^= 1
+    (place / "test_batch.bin").write_bytes(changed)
+    assert sources.cifar10_contents()["test_batch.bin"] == bytes(changed)
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    found, expected = hashlib.sha256(changed).hexdigest()[:12], sums["test_batch.bin"][:12]
+    assert (
+        f"{place} is not the published CIFAR-10: 1 of its 6 files differ (SHA-256 of "
+        f"test_batch.bin is {found}..., expected {expected}...)" in warning.getMessage()
+    )
+
+
+@pytest.mark.parametrize("count", [3072, 3073, 4 * 3073 - 1])
+def test_a_file_of_cifar10_that_is_cut_short_is_refused(
+    tmp_path: Path, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "cifar-10-batches-bin"
+    write_cifar10(place)
+    path = place / "data_batch_2.bin"
+    path.write_bytes(path.read_bytes()[:count])
+    sentence = f"data_batch_2.bin: expected 12,292 bytes, found {count:,}; get the file again from "
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        DATASETS["cifar10"]()
+    assert not caplog.records
+
+
+def test_a_damaged_file_in_the_cache_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REEFKNOT_DATA")
+    place = tmp_path / "cache" / "reefknot" / "cifar-10-batches-bin"
+    write_cifar10(place)
+    with pytest.raises(DataError, match="CIFAR-10 is not on this machine: cannot download"):
+        sources.cifar10_contents()
+    contents = {name: (place / name).read_bytes() for name in sources.CIFAR10_SHA256}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(sources, "CIFAR10_SHA256", sums)
+    assert sources.cifar10_contents() == contents
 
 
 def test_cifar10_records_are_label_then_red_green_blue() -> None:
@@ -262,6 +317,35 @@ def test_augmentation_gives_every_shift_and_mirror_image_equally_often() -> None
     assert 2300 < int(is_mirrored.sum()) < 2700
 
 
+def test_cutout_sets_one_square_of_each_image_to_zero_anywhere_in_it() -> None:
+    inputs = torch.ones(4000, 2, 6, 8)
+    outputs = cut_out(inputs, torch.Generator().manual_seed(0), side=5)
+    assert torch.equal(inputs, torch.ones_like(inputs))
+    assert torch.equal(outputs[:, 0], outputs[:, 1])
+    holes = 1 - outputs[:, 0]
+    # Two places down and four across: a square is where its rows and its columns are.
+    rows, columns = holes.amax(2), holes.amax(1)
+    assert torch.equal(holes, rows[:, :, None] * columns[:, None, :])
+    assert (rows.sum(1) == 5).all()
+    assert (columns.sum(1) == 5).all()
+    tops, lefts = rows.argmax(1), columns.argmax(1)
+    counts = (4 * tops + lefts).bincount()
+    assert len(counts) == 8
+    assert ((counts - 500).abs() < 100).all()
+    assert torch.equal(outputs, cut_out(inputs, torch.Generator().manual_seed(0), side=5))
+
+
+def test_cutout_follows_flips_and_crops_and_draws_from_its_generator_only() -> None:
+    inputs = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0)) + 1
+    before = torch.get_rng_state()
+    first = flip_crop_and_cut_out(inputs, torch.Generator().manual_seed(3))
+    moved = flip_and_crop(inputs, torch.Generator().manual_seed(3))
+    assert torch.equal(torch.get_rng_state(), before)
+    cut = first != moved
+    assert (first[cut] == 0).all()
+    assert 5 * 3 * 50 < int(cut.sum()) <= 5 * 3 * 144  # some of it may be padding
+
+
 def test_a_warp_moves_a_point_by_about_a_pixel_and_on_average_not_at_all() -> None:
     inputs = torch.zeros(4000, 1, 28, 28)
     inputs[:, :, 9:12, 19:22] = 1  # a spot whose middle is (10, 20)
@@ -286,6 +370,21 @@ def test_a_warp_draws_from_its_generator_only_and_leaves_an_even_image_even() ->
     assert torch.equal(torch.get_rng_state(), before)
     even = torch.full((5, 1, 28, 28), -0.4)
     assert torch.allclose(warp(even, torch.Generator()), even)
+
+
+def test_unit_mnist_has_the_images_of_mnist_as_pixels_from_0_to_1(tmp_path: Path) -> None:
+    write_mnist(tmp_path, gzipped=False)
+    plain, unit = DATASETS["mnist"](), DATASETS["mnist-unit"]()
+    assert unit.name == "mnist-unit"
+    pixels = unit.train.inputs
+    for part in ("train", "validation", "test"):
+        own, other = getattr(unit, part), getattr(plain, part)
+        assert torch.equal(own.labels, other.labels)
+        whole = own.inputs.double() * 255
+        assert torch.allclose(whole, whole.round(), atol=1e-4)
+        assert 0 <= float(whole.min()) <= float(whole.max()) <= 255.001
+        scaled = (own.inputs - pixels.mean()) / pixels.std(correction=0)
+        assert torch.allclose(scaled, other.inputs, atol=1e-4)
 
 
 def test_warped_mnist_has_seven_copies_of_the_training_images_and_nothing_else(

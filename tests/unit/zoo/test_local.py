@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from reefknot.zoo import NETWORKS
-from reefknot.zoo.local import LocallyConnected2d
+from reefknot.zoo.local import LocallyConnected2d, LocalMaxPool2d
 
 
 def repeat_(local: LocallyConnected2d, convolution: nn.Conv2d) -> None:
@@ -66,3 +66,24 @@ def test_it_starts_as_the_convolution_would_and_saves_its_weights_alone() -> Non
     assert 0.99 * limit < float(local.weight.detach().abs().max()) <= limit
     assert not local.bias.any()
     assert set(local.state_dict()) == {"weight", "bias"}
+
+
+def test_its_pool_is_that_of_torch_wherever_the_batch_lies_in_memory() -> None:
+    torch.manual_seed(0)
+    own, theirs = LocalMaxPool2d(2), nn.MaxPool2d(2)
+    first = torch.randn(3, 4, 8, 6)
+    for images in (first, first.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)):
+        images = images.clone().requires_grad_()
+        outputs, expected = own(images), theirs(images)
+        assert torch.equal(outputs, expected)
+        wanted = torch.randn_like(expected)
+        (mine,) = torch.autograd.grad((outputs * wanted).sum(), images)
+        (other,) = torch.autograd.grad((expected * wanted).sum(), images)
+        assert torch.equal(mine, other)
+
+
+def test_nothing_but_windows_is_copied_between_the_layers() -> None:
+    local, pool = LocallyConnected2d(2, 3, 3, input_size=6), LocalMaxPool2d(2)
+    maps = local(torch.randn(5, 2, 6, 6))
+    for images in (maps, pool(maps)):
+        assert images.permute(2, 3, 1, 0).is_contiguous()

@@ -28,6 +28,7 @@ def text_slot(context, node):
     "int64(int64[::1], uint8[::1], uint8[::1], int64, uint32[::1], "
     "int64[::1], int64[::1], int64[::1])",
     allocates=False,
+    steps=lambda coder, buffer, text, at, *_: 16 * (len(text) - at),
 )
 def code_text(coder, buffer, text, at, table, weights, slots, work):
     """Code text[at] up to and including the next 0; gives the index after it, or -1."""

@@ -14,13 +14,17 @@ from reefknot.kernels.jit import compiled, inlined
 NUMBER_SLOTS = 64 + 3 * 64  # slots of a context for numbers
 
 
-@compiled("int64(int64[::1], uint8[::1], int64, uint32[::1], int64, int64)", allocates=False)
+@compiled(
+    "int64(int64[::1], uint8[::1], int64, uint32[::1], int64, int64)",
+    allocates=False,
+    steps=lambda *_: 1,
+)
 def code_flag(coder, buffer, bit, table, slot, base):
     """One bit with a context of its own, near `base` at first."""
     return code_adaptive(coder, buffer, bit, table, slot, base)
 
 
-@compiled("int64(int64[::1], uint8[::1], int64, int64)", allocates=False)
+@compiled("int64(int64[::1], uint8[::1], int64, int64)", allocates=False, steps=lambda *_: 20)
 def code_uniform(coder, buffer, value, size):
     """A number below `size` (at most 2^46), all equally likely."""
     offset = np.int64(0)
@@ -59,13 +63,17 @@ def number(coder, buffer, value, table):
     return result - 1
 
 
-@compiled("int64(int64[::1], uint8[::1], int64, uint32[::1])", allocates=False)
+@compiled("int64(int64[::1], uint8[::1], int64, uint32[::1])", allocates=False, steps=lambda *_: 20)
 def code_number(coder, buffer, value, table):
     """One such number."""
     return number(coder, buffer, value, table)
 
 
-@compiled("void(int64[::1], uint8[::1], int64[::1], uint32[::1])", allocates=False)
+@compiled(
+    "void(int64[::1], uint8[::1], int64[::1], uint32[::1])",
+    allocates=False,
+    steps=lambda coder, buffer, values, table: 20 * len(values),
+)
 def code_numbers(coder, buffer, values, table):
     """A row of such numbers."""
     for i in range(len(values)):

@@ -36,6 +36,9 @@ def random_byte(coder, buffer, goal):
     "void(int64[::1], uint8[::1], uint8[:, ::1], int64, uint32[::1], "
     "int64[::1], int64[::1], int64[::1])",
     allocates=False,
+    steps=lambda coder, buffer, data, predicted, *_: (
+        len(data) * (2 * data.shape[1] + 10 * predicted)
+    ),
 )
 def code_planes(coder, buffer, data, predicted, table, weights, slots, work):
     """Code rows of bytes.

@@ -52,8 +52,9 @@ def written(buffer, size, low, at):
         low -= TOP
         place = min(at, len(buffer)) - 1
         while place >= 0:  # a carry runs back over bytes already written
-            buffer[place] += np.uint8(1)
-            if buffer[place]:
+            byte = (np.int64(buffer[place]) + 1) & 0xFF
+            buffer[place] = byte
+            if byte:
                 break
             place -= 1
     while size < BOTTOM:

@@ -14,7 +14,9 @@ LANE_LOW = 1 << 24  # a lane's state is in [LANE_LOW, LANE_LOW · 65536)
 
 
 @compiled(
-    "int64(uint16[::1], int64[::1], int64[::1], int64, uint16[::1], int64[::1])", allocates=False
+    "int64(uint16[::1], int64[::1], int64[::1], int64, uint16[::1], int64[::1])",
+    allocates=False,
+    steps=lambda symbols, *_: len(symbols),
 )
 def rans_encode(symbols, frequency, start, precision, words, lanes):
     """Write symbols, and words for a decoder, from last to first; gives the number of words."""
@@ -51,7 +53,11 @@ def renewed(state, words, at, words_left):
     return state, at, words_left
 
 
-@compiled("int64(uint16[::1], int64[::1], int64, uint16[::1], int64[::1])", allocates=False)
+@compiled(
+    "int64(uint16[::1], int64[::1], int64, uint16[::1], int64[::1])",
+    allocates=False,
+    steps=lambda symbols, *_: len(symbols),
+)
 def rans_decode(symbols, entries, precision, words, lanes):
     """Read symbols; `entries` has symbol, frequency - 1 and offset of a slot. Gives words used."""
     at = np.int64(0)

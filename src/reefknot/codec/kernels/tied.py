@@ -1,29 +1,51 @@
 """Tied tensors: a matrix of indices, almost all of which are one and the same.
 
-Takes     the matrix and its model (`tied_model`).
-Gives     the matrix, decoded where the coder decodes.
+Takes     the type of the indices, and which way to go.
+Gives     the loops that code the maps of a matrix, and its elements.
 Unaware   of shapes and of what the indices stand for.
+
+There is a loop for each type and each way: who only reads does not compile a writer.
 """
 
-from numba import uint8, uint16
+from functools import cache, partial
 
-from reefknot.codec.kernels.range_coder import ENCODING
+import numpy as np
+
 from reefknot.codec.kernels.tied_elements import code_elements
 from reefknot.codec.kernels.tied_maps import code_maps
-from reefknot.codec.kernels.tied_model import describe, signature
+from reefknot.codec.kernels.tied_model import signature
 from reefknot.kernels.jit import compiled
 
 
-@compiled(signature(uint8), signature(uint16), allocates=False)
-def code_tied(coder, buffer, matrix, columns, model, lines):
-    """Code a matrix. The table of its model comes empty; `lines.rank`, too."""
-    describe(columns)
-    lines.live[:] = 1
-    if coder[ENCODING]:
-        if len(lines.live) > 0:
-            code_maps(True, coder, buffer, matrix, columns, model, lines.live)
-        code_elements(True, coder, buffer, matrix, columns, model, lines)
-    else:
-        if len(lines.live) > 0:
-            code_maps(False, coder, buffer, matrix, columns, model, lines.live)
-        code_elements(False, coder, buffer, matrix, columns, model, lines)
+@cache
+def maps_loop(index, encoding):
+    """Code which lines are live, from a model whose table is empty."""
+
+    @compiled(partial(signature, index), allocates=False, steps=_steps_of_maps)
+    def loop(coder, buffer, matrix, columns, model, lines):
+        code_maps(encoding, coder, buffer, matrix, columns, model, lines.live)
+
+    return loop
+
+
+@cache
+def elements_loop(index, encoding):
+    """Code the elements of live lines; `lines.rank` comes empty."""
+
+    @compiled(partial(signature, index), allocates=False, steps=_steps_of_elements)
+    def loop(coder, buffer, matrix, columns, model, lines):
+        code_elements(encoding, coder, buffer, matrix, columns, model, lines)
+
+    return loop
+
+
+def _steps_of_maps(coder, buffer, matrix, columns, model, lines):
+    return 2 * (matrix.rows + matrix.columns) + len(matrix.x) // 32
+
+
+def _steps_of_elements(coder, buffer, matrix, columns, model, lines):
+    live = lines.live
+    rows, across = matrix.rows, matrix.columns
+    if len(live) > 0:
+        rows, across = np.count_nonzero(live[:rows]), np.count_nonzero(live[rows:])
+    return 40 + rows * across * (2 + int(matrix.values).bit_length()) + len(live) // 32

@@ -8,7 +8,6 @@ Unaware   of the coder.
 from typing import NamedTuple
 
 import numpy as np
-from numba import int32, int64, types, uint8, uint32
 
 from reefknot.codec.kernels.tables import LENGTH
 from reefknot.kernels.jit import inlined
@@ -45,7 +44,8 @@ class Columns(NamedTuple):
     plane: int  # elements of a plane; 0 without planes
     units: np.ndarray  # elements that are not the pivot in each row of the layer before
     group: int  # columns of a unit; 0 without units
-    about: np.ndarray  # what `describe` notes of each column; empty to save memory
+    about: np.ndarray  # how active the input of each column is (0 to 8), and its place in the
+    # plane (0 to 63); empty to save memory
 
 
 class Model(NamedTuple):
@@ -67,7 +67,11 @@ class Lines(NamedTuple):
 
 
 def signature(index):
-    """The numba types of (coder, buffer, Matrix, Columns, Model, Lines) for a type of indices."""
+    """The numba types of (coder, buffer, Matrix, Columns, Model, Lines) for a dtype of indices."""
+    from numba import int32, int64, types, uint8, uint32
+    from numba.np.numpy_support import from_dtype
+
+    index = from_dtype(index)
     return types.void(
         int64[::1],
         uint8[::1],
@@ -82,22 +86,6 @@ def signature(index):
 def bucket(n):
     """The bit length of n, at most 7."""
     return np.int64(LENGTH[min(n, 64)])
-
-
-@inlined
-def describe(columns):
-    """Note of each column how active its input is (0 to 8) and its place in the plane (0 to 63)."""
-    units, group, about = columns.units, columns.group, columns.about
-    for unit in range(len(units) if group > 0 and len(about) > 0 else 0):
-        active = 1 + bucket(units[unit])
-        for c in range(unit * group, (unit + 1) * group):
-            about[c, 0] = active
-    place = np.int64(0)
-    for c in range(len(about) if columns.plane > 0 else 0):  # what is not needed stays untouched
-        about[c, 1] = min(place, 63)
-        place += 1
-        if place >= columns.plane:
-            place = 0
 
 
 @inlined

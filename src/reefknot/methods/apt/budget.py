@@ -15,7 +15,7 @@ from reefknot.methods.apt.commit import Commit
 from reefknot.methods.apt.controller import PriceController, SparsityController
 from reefknot.methods.apt.frozen import Frozen
 from reefknot.methods.apt.phase import Phase
-from reefknot.methods.apt.prune import Pruning
+from reefknot.methods.apt.prune import Pruning, size_of_zeros
 from reefknot.methods.apt.recover import Recover
 from reefknot.methods.apt.sparsify import Sparsify
 from reefknot.methods.apt.weights import TiedWeights
@@ -25,7 +25,12 @@ Begin = Literal["sparsify", "trained", "commit"]
 # Shares of the steps: sparsify, recover, commit; frozen has the rest.
 _SHARES = {"sparsify": (0.66, 0.06, 0.26), "trained": (0.46, 0.10, 0.40)}
 _COMMIT_SHARE = 0.95  # if training begins with commit
-_REFITS = 60  # k-means runs after every sixtieth of the steps, until commit
+_UPDATES = 60  # the L1 strength is updated, and k-means runs, after every sixtieth of the steps
+# The least steps between two updates, k-means runs and measurements of the size (in commit) in
+# networks of `_LARGE` weights and more, where they take as long as one, two and a dozen steps;
+# fewer in others. In sparsify a size is measured after every twelfth of the steps, within bounds.
+_LEAST_UPDATE, _LEAST_REFIT, _LEAST_MEASUREMENT, _LARGE = 20, 32, 60, 200_000
+_MEASUREMENTS, _MEASURE_EVERY = 12, (120, 500)
 _SLACK = 1.07  # recover prunes to this times the target; commit makes the remaining zeros
 _TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at the end of commit
 
@@ -37,7 +42,11 @@ def phases_for(
     begin: Begin,
 ) -> list[Phase]:
     """The four phases of a budget, or only the last two if the weights are already tied."""
-    refit_every = max(1, steps // _REFITS)
+    share = min(1.0, pruning.num_weights / _LARGE)
+    update_every = max(1, round(share * _LEAST_UPDATE), steps // _UPDATES)
+    refit_every = max(update_every, round(share * _LEAST_REFIT))
+    few, many = _MEASURE_EVERY
+    measure_every = max(1, round(share * max(few, min(steps // _MEASUREMENTS, many))))
     low, middle, high = _TYING
 
     def last_two(commit_steps: int, frozen_steps: int) -> list[Phase]:
@@ -47,6 +56,8 @@ def phases_for(
             tying_strength=(middle, high),
             refit_every=refit_every,
             controller=PriceController(pruning.target),
+            measure_every=max(1, round(share * _LEAST_MEASUREMENT)),
+            size_of_zeros=lambda: size_of_zeros(pruning.groups, pruning.target),
         )
         trim = Frozen(weights, frozen_steps, zero_cluster=True, prepare=pruning.trim)
         return [commit, trim]
@@ -61,7 +72,9 @@ def phases_for(
             tying_strength=low,
             refit_every=refit_every,
             init="kmeans" if begin == "trained" else "even",
-            controller=SparsityController(pruning),
+            controller=SparsityController(pruning, max(1.0, update_every * _UPDATES / steps)),
+            update_every=update_every,
+            measure_every=measure_every,
         ),
         Recover(
             weights,

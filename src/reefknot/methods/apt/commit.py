@@ -11,7 +11,7 @@ The pull to the centers grows, so that latent weights stop changing clusters. It
 strength during the last eighth of the phase.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -41,13 +41,16 @@ class Commit(Phase):
         *,
         tying_strength: tuple[float, float],
         refit_every: int,
+        measure_every: int,
         controller: PriceController,
+        size_of_zeros: Callable[[], float],
     ) -> None:
         super().__init__(weights, steps)
         self.first_tying, self.last_tying = tying_strength
         self.refit_every = refit_every
-        self.controller = controller
+        self.controller, self.size_of_zeros = controller, size_of_zeros
         self.check_every = max(1, round(_RAMP * steps / _SIZE_CHECKS))
+        self.measure_every = -(-measure_every // self.check_every) * self.check_every
         self.latent: list[LatentWeights] = []  # one for each group
 
     @property
@@ -58,6 +61,7 @@ class Commit(Phase):
     def enter(self) -> None:
         """Put tied values into the model; the weights become latent weights."""
         self.weights.tie_distinct()
+        self.controller.size.fixed = self.size_of_zeros()
         self.latent = [LatentWeights(group) for group in self.weights.groups]
         for latent in self.latent:
             latent.tie(0.0)
@@ -80,7 +84,8 @@ class Commit(Phase):
         self.step += 1
         self.weights.moved()
         if self.step % self.check_every == 0:
-            self.controller.update(self.ramp)
+            measure = self.step % self.measure_every == 0
+            self.controller.update(self.ramp, self.latent, measure=measure)
         if self.step % self.refit_every == 0:
             for latent in self.latent:
                 latent.renew_place_bits()

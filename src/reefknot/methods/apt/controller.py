@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from reefknot.methods.apt.prune import Pruning
-from reefknot.methods.apt.target import Target
+from reefknot.methods.apt.target import SizeEstimate, Target, entropy_of
 from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.latent import LatentWeights
@@ -37,8 +37,9 @@ _AIM = 0.995  # of the target, so that the last trim has little or nothing to do
 class SparsityController:
     """Sets the L1 strength so that little has to be pruned when the zeros are fixed."""
 
-    def __init__(self, pruning: Pruning) -> None:
+    def __init__(self, pruning: Pruning, speed: float = 1.0) -> None:
         self.pruning = pruning
+        self.speed = speed  # above 1 if a short training has fewer updates
         self.gradient = 0.0  # the largest mean magnitude of the gradients so far
         self.first = 0.0  # the first strength
 
@@ -63,7 +64,7 @@ class SparsityController:
         """The new strength, given the old one and the fraction of the phase that is done."""
         wanted = min(_LARGEST_LOSS, _LAST_LOSS * done**-_LOSS_EXPONENT)
         excess = math.log(max(self.pruning.energy_lost(), 1e-6) / wanted)
-        grown = strength * _factor(_L1_GAIN * excess, _L1_MAX_STEP)
+        grown = strength * _factor(self.speed * _L1_GAIN * excess, self.speed * _L1_MAX_STEP)
         # Without this bound the strength would run away in a short run.
         return min(grown, max(_LARGEST_L1 * self.gradient, _L1_HEADROOM * self.first))
 
@@ -80,39 +81,39 @@ class SparsityController:
 
 
 class PriceController:
-    """Sets the price of a bit; without a target it is 0.
+    """Sets the price of a bit.
 
     The wanted size falls geometrically to the target during the first third of the ramp, and stays
     there. Each update raises the price if the network is larger than that, and lowers it if it is
     smaller.
     """
 
-    def __init__(self, target: Target | None) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
+        self.size = SizeEstimate(target)
         self.price = 0.0
         self.least = 0.0  # a lower price could not recover in time
         self.first_size = 0.0
 
     def start(self, latent: Sequence[LatentWeights]) -> None:
         """Begin at a price that leaves weights of average size alone."""
-        if self.target is None:
-            return
         sparse = [part for part in latent if part.group.sparse]
         number = sum(int(part.counts.sum()) for part in sparse)
         mean_square = 0.0
         if number:
             squares = [part.weights.double().square() for part in sparse]
             mean_square = ops.total(squares, number, sparse[0].group.peers) / number
-        self.first_size = self.target.measure()
+        self.first_size = self.size.measure(_entropy(latent))
         self.price, self.least = _FIRST_PRICE * mean_square, _LEAST_PRICE * mean_square
 
-    def update(self, done: float) -> None:
-        """Adjust the price to the size that the file would have now."""
-        if self.target is None:
-            return
+    def update(self, done: float, latent: Sequence[LatentWeights], *, measure: bool) -> None:
+        """Adjust the price to the size that the file would have now, measured or estimated."""
+        entropy = _entropy(latent)
+        measure = measure or self.target.is_density  # which is no work
+        size = self.size.measure(entropy) if measure else self.size.at(entropy)
         part = min(1.0, _SCHEDULE_SPEED * done)
         wanted = self.first_size ** (1 - part) * (_AIM * self.target.value) ** part
-        excess = math.log(max(self.target.measure(), 1e-9) / max(wanted, 1e-9))
+        excess = math.log(max(size, 1e-9) / max(wanted, 1e-9))
         self.price = max(self.least, self.price * _factor(_PRICE_GAIN * excess, _PRICE_MAX_STEP))
 
     def state_dict(self) -> dict[str, float]:
@@ -121,13 +122,25 @@ class PriceController:
             "bit_price": self.price,
             "least_price": self.least,
             "first_size": self.first_size,
-        }
+        } | self.size.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Restore what `state_dict` saved."""
         self.price = saved_number(state, "bit_price")
         self.least = saved_number(state, "least_price")
         self.first_size = saved_number(state, "first_size")
+        self.size.load_state_dict(state)
+
+
+def _entropy(latent: Sequence[LatentWeights]) -> float:
+    """The bits of all clusters that may be zero, fixed zeros included."""
+    bits = 0.0
+    for part in latent:
+        if part.zero is not None:
+            counts = part.counts.copy()
+            counts[part.zero] += part.group.num_weights - counts.sum()
+            bits += entropy_of(counts)
+    return bits
 
 
 def _factor(log_step: float, max_step: float) -> float:

@@ -7,7 +7,7 @@ Paper     ours; the number of clusters is the paper's future work.
 Unaware   of optimizers, of step counts, and of how a size is counted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from reefknot.tying import ops
 from reefknot.tying.collectives import NO_PEERS
 from reefknot.tying.group import Group
 from reefknot.tying.saved import saved_count
+
+_STEPS, _CLOSE = 3, 0.1  # of `measure`, and when the size is close enough
+_PRECISION = 1 / 100  # of the size when the zeros are fixed; commit does the rest
 
 
 class Pruning:
@@ -43,48 +46,51 @@ class Pruning:
         self.survivors = target.first_guess(self.num_weights)
         self.checked = False  # whether the target was checked again after training started
 
-    def energy_lost(self) -> float:
-        """The share of the sum of squares that pruning to the target would lose now.
+    def measure(self, *, is_often: bool = True) -> None:
+        """Measure how many weights fit the target, and which K suits it.
 
-        Leaves the groups as they were.
+        A step towards both if that is done often, some steps if not. Leaves the groups as they
+        were.
         """
+        steps = 1 if is_often else _STEPS
         before = [group.state_dict() for group in self.groups]
         if not self.checked:  # only now have kept tensors (running statistics) realistic contents
             self.checked = True
             if (least := self._size_with(0)) > self.target.value:
                 raise TyingError(self._too_small(least))
-        size = self._size_with(self.survivors)
+        for _ in range(steps):
+            relative = self._size_with(self.survivors) / self.target.value
+            self.survivors = self._clipped(self.survivors / max(relative, 1e-12))
+            if abs(relative - 1) < _CLOSE:
+                break
         if self.choose_num_clusters:
-            self._choose_num_clusters(size)
+            self._choose_num_clusters(relative * self.target.value, steps)
         for group, state in zip(self.groups, before, strict=True):
             group.load_state_dict(state)
-        self.survivors = self._clipped(self.survivors * self.target.value / max(size, 1e-12))
+
+    def energy_lost(self) -> float:
+        """The share of the sum of squares that pruning to the target would lose now."""
         magnitudes, lost = self._magnitudes(), self.num_weights - self.survivors
         if lost <= 0:
             return 0.0
-        squares, most = (
-            np.square(magnitudes, dtype=np.float64),
-            self._order_statistic(magnitudes, lost - 1),
-        )
-        smaller = squares[magnitudes < most]
+        most = self._order_statistic(magnitudes, lost - 1)
+        is_small = magnitudes < most
+        squares = np.square(magnitudes, dtype=np.float64)
+        smaller, larger = squares[is_small], squares[~is_small]
         ties = lost - int(self.peers.total(np.array([len(smaller)]))[0])
-        small = self._total(smaller) + ties * most * most
-        return small / max(self._total(squares), 1e-300)
+        rest, kept = self._total(smaller), self._total(larger)
+        return (rest + ties * most * most) / max(rest + kept, 1e-300)
 
     def prune(self, slack: float = 1.0) -> None:
         """Keep as many of the largest weights as fit `slack` times the target; zero the others."""
         size = slack * self.target.value
-        few, many = 0, self._clipped(1.2 * self.survivors)
-        while self._size_with(many) <= size:
-            few, many = many, self._clipped(1.5 * many)
-            if few == many:
-                break
-        while many - few > max(1, many // 2000):  # bisection: `few` fit, `many` do not
-            middle = (few + many) // 2
-            few, many = (middle, many) if self._size_with(middle) <= size else (few, middle)
-        if self._size_with(few) > size:
+        fits, relative = most_that_fit(
+            lambda n: self._size_with(n) / size, self._clipped(slack * self.survivors),
+            self.num_weights, precision=_PRECISION,
+        )  # fmt: skip
+        if relative > 1:
             log.warning("no choice of zeros gives a network of size %g", size)
-        self.survivors = self._clipped(few)
+        self.survivors = self._clipped(fits)
         for group in self.groups:
             if not survivors_of(group):
                 log.warning("all weights of group %r are zero now", group.name)
@@ -94,7 +100,7 @@ class Pruning:
 
         Does nothing if it fits already.
         """
-        if self.target.measure() <= self.target.value:
+        if (relative := self.target.measure() / self.target.value) <= 1:
             return
         worth = [group.worth_of_bits() for group in self.groups]
         alive = np.concatenate(worth)
@@ -104,22 +110,19 @@ class Pruning:
             raise TyingError(self._too_small(self.target.measure()))
         before = [group.clusters() for group in self.groups]
 
-        def fits(zeros: int) -> bool:
-            most = self._order_statistic(alive, zeros - 1)
+        def relative_size(survivors: int) -> float:
+            place = num_alive - survivors - 1
+            most = self._order_statistic(alive, place) if place >= 0 else -np.inf
             for group, clusters, own in zip(self.groups, before, worth, strict=True):
                 small = own <= most
                 group.give_clusters(np.where(small, group.smallest_center(), clusters))
-            return self.target.measure() <= self.target.value
+            return self.target.measure() / self.target.value
 
-        few, many = 0, 1
-        while many < num_alive and not fits(many):
-            few, many = many, min(2 * many, num_alive)
-        while many - few > 1:
-            middle = (few + many) // 2
-            few, many = (few, middle) if fits(middle) else (middle, many)
-        if not fits(many):
+        first = min(int(num_alive / relative), num_alive - 1)
+        fits, relative = most_that_fit(relative_size, first, num_alive)
+        if relative > 1:
             raise TyingError(self._too_small(self.target.measure()))
-        log.info("%d more weights became zero, so that the network has its size", many)
+        log.info("%d more weights became zero, so that the network has its size", num_alive - fits)
 
     def _too_small(self, least: float) -> str:
         return (
@@ -154,15 +157,18 @@ class Pruning:
             group.part_zeros(most, num_clusters)
         return self.target.measure()
 
-    def _choose_num_clusters(self, size: float) -> None:
-        """Give each group one value more or fewer if that loses less; the groups are pruned."""
+    def _choose_num_clusters(self, size: float, steps: int) -> None:
+        """Give each group more or fewer values if that loses less; the groups are pruned."""
         total = sum(map(survivors_of, self.groups))
         for number, group in enumerate(self.groups):
             if (alive := survivors_of(group)) > 1:
-                bits = 8 * size * alive / total
-                self.num_clusters[number] = better_num_clusters(
-                    counted(group.weights(), group.peers), alive, self.num_clusters[number], bits
-                )
+                weights, bits = counted(group.weights(), group.peers), 8 * size * alive / total
+                for _ in range(steps):
+                    before = self.num_clusters[number]
+                    better = better_num_clusters(weights, alive, before, bits)
+                    self.num_clusters[number] = better
+                    if better == before:
+                        break
 
     def state_dict(self) -> dict[str, int]:
         """Where the next search starts."""
@@ -179,22 +185,60 @@ class Pruning:
         ]
 
 
+def most_that_fit(
+    size: Callable[[int], float], first: int, most: int, precision: float = 0.0
+) -> tuple[int, float]:
+    """How many weights fit, at most, and their size relative to the goal, which was asked for last.
+
+    `size` gives that of a number of weights, from 1 to `most`. It is nearly linear, so a try is
+    interpolated between two that lie on either side of the goal, and aims a little beyond it. A
+    size that lacks less than `precision` of the goal is good enough.
+    """
+    fits, over = 0, most + 1
+    sizes: dict[int, float] = {}
+    guess, was_over, same_side = first, None, 0
+    while True:
+        sizes[guess] = size(guess)
+        is_over = sizes[guess] > 1
+        fits, over = (fits, guess) if is_over else (guess, over)
+        step = max(1, int(over * precision))
+        if over - fits <= 1 or 1 - precision < sizes[guess] <= 1:
+            if guess != fits:
+                sizes[fits] = size(fits)
+            return fits, sizes[fits]
+        same_side = same_side + 1 if is_over == was_over else 0
+        was_over = is_over
+        if fits in sizes and over in sizes:
+            share = (1 - sizes[fits]) / (sizes[over] - sizes[fits])
+            aim = fits + share * (over - fits)
+        else:
+            aim = guess + (guess / sizes[guess] - guess) * 2**same_side
+        aim += (-1 if is_over else 1) * step / 2 * 2**same_side
+        guess = round(min(max(aim, fits + 1), over - 1))
+
+
 def survivors_of(group: Group) -> int:
     """How many weights are not in the zero cluster."""
     return int(group.counts.sum() - group.counts[group.smallest_center()])
 
 
-def require_reachable(groups: Sequence[Group], target: Target) -> None:
-    """Refuse a size that cannot be met even with all tied weights at zero.
-
-    The groups have no clusters before or after this.
-    """
+def size_of_zeros(groups: Sequence[Group], target: Target) -> float:
+    """The size of the network with all tied weights at zero. The groups are left as they were."""
+    before = [group.state_dict() if group.assignments else None for group in groups]
     for group in groups:
         group.part_zeros(np.inf, group.num_clusters)
-    least = target.measure()
-    for group in groups:
-        group.forget()
-    if least > target.value:
+    size = target.measure()
+    for group, state in zip(groups, before, strict=True):
+        if state is None:
+            group.forget()
+        else:
+            group.load_state_dict(state)
+    return size
+
+
+def require_reachable(groups: Sequence[Group], target: Target) -> None:
+    """Refuse a size that cannot be met even with all tied weights at zero."""
+    if (least := size_of_zeros(groups, target)) > target.value:
         name = "target_density" if target.is_density else "target_bytes"
         raise ConfigError(
             f"{name} is {target.value:,}, but with all tied weights at zero the network still has "

@@ -39,12 +39,16 @@ class Sparsify(Phase):
         init: Start = "even",
         l1_step: L1Step = "subgradient",
         controller: SparsityController | None = None,
+        update_every: int = 1,
+        measure_every: int = 1,
     ) -> None:
         super().__init__(weights, steps)
         self.tying_strength, self.l1_strength = tying_strength, l1_strength
         self.refit_every, self.init = refit_every, init
         self.l1_step = l1_step
         self.controller = controller
+        self.update_every = update_every  # of the controller
+        self.updates_per_measurement = -(-measure_every // update_every)
 
     def enter(self) -> None:
         """Choose the first centers."""
@@ -54,7 +58,7 @@ class Sparsify(Phase):
         """Add the gradient of both penalties."""
         self.weights.start_clusters(self.init)  # a loaded state may have no clusters yet
         found = list(self.weights.gradients(step))
-        if self.controller and step.starts_round and self.step % self.refit_every == 0:
+        if self.controller and step.starts_round and self.step % self.update_every == 0:
             self.controller.measure_gradients(found, step.grad_scale)
             self.l1_strength = self.l1_strength or self.controller.first_strength()
         tying = self.tying_strength * step.grad_scale
@@ -73,10 +77,13 @@ class Sparsify(Phase):
         self.step += 1
         if self.refit_every and self.step % self.refit_every == 0:
             self.weights.refit()
-            if self.controller and not self.over:
-                self.l1_strength = self.controller.updated(self.l1_strength, self.done)
         else:
             self.weights.refresh()
+        if self.controller and not self.over and self.step % self.update_every == 0:
+            updates = self.step // self.update_every
+            if (updates - 1) % self.updates_per_measurement == 0:
+                self.controller.pruning.measure(is_often=self.updates_per_measurement == 1)
+            self.l1_strength = self.controller.updated(self.l1_strength, self.done)
 
     def state_dict(self) -> Saved:
         """The step, the L1 strength, and the controller's state."""
