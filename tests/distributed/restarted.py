@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 --max-restarts 1 restarted.py FOLDER
 
-A checkpoint is written every four steps. In the first attempt process 1 is killed after step 7.
+A checkpoint is written every four steps. In the first attempt process 1 is killed after step 7. Each
+attempt appends the step that it begins at.
 """
 
 import os
@@ -34,6 +35,8 @@ def main(folder):
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         distributed.load_state(tie, saved[-1].parent)
         done = int(saved[-1].parent.name.removeprefix("step-"))
+    with (folder / f"began-{dist.get_rank()}").open("a") as log:
+        log.write(f"{done}\n")
     tie.attach(optimizer)
     first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     for step in range(done, process_jobs.STEPS):
@@ -46,7 +49,6 @@ def main(folder):
         if step + 1 == KILLED_AT and first_attempt and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     distributed.save(tie, folder / "model.reef")
-    (folder / f"resumed-{dist.get_rank()}").write_text(str(done))
     dist.destroy_process_group()
 
 
