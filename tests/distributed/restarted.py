@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 --max-restarts 1 restarted.py FOLDER
 
-A checkpoint is written every four steps. In the first attempt process 1 is killed after step 7. Each
-attempt appends the step that it begins at.
+A checkpoint is written every four steps. In the first attempt process 1 is killed after step 7.
+Each attempt appends the step that it begins at.
 """
 
 import os

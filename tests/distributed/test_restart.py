@@ -28,7 +28,7 @@ def test_a_job_that_was_killed_and_started_again_writes_the_same_file(tmp_path):
         env=OWN_STORE, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # Now and then torch itself aborts while a restarted job goes down: then there are more attempts.
+    # Now and then torch itself aborts while a restarted job goes down: there are more attempts.
     for rank in range(2):
         assert (tmp_path / f"began-{rank}").read_text().split()[:2] == ["0", "4"]
     threads = torch.get_num_threads()

@@ -5,6 +5,7 @@ parts.py          makes data, model, method and optimizer from it; saves and res
 batches.py        which examples a step trains on
 training.py       the training loop
 best.py           the best state of the hard steps, for runs that end with it
+precision.py      a forward pass in bfloat16
 distillation.py   soft labels from trained networks
 folder.py         the run's folder and its lock
 checkpoint.py     any tree of tensors as one file with a checksum, no pickle

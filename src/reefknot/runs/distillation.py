@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from reefknot.runs.precision import reduced_precision
+
 
 def soft_labels(
     teachers: Sequence[nn.Module],
@@ -30,7 +32,7 @@ def soft_labels(
     Probabilities p at temperature T are proportional to p^(1/T). With `bf16` the teachers compute
     in bfloat16.
     """
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+    with reduced_precision(inputs, bf16):
         mean = torch.stack([_probabilities(teacher, inputs) for teacher in teachers]).mean(0)
     softened = (mean.clamp_min(1e-12).log() / temperature).softmax(1)
     return ((1 - weight) * one_hot(labels, mean.shape[1]) + weight * softened).float()

@@ -28,6 +28,7 @@ from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, ReefknotError, UserCodeError
 from reefknot.methods import Method
 from reefknot.runs.batches import Batches
+from reefknot.runs.precision import reduced_precision
 from reefknot.shrinking.narrow import Narrowed
 
 log = logging.getLogger("reefknot")
@@ -170,11 +171,6 @@ def train(
             raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
         yield Progress("step", step, loss, lr, phase)
-
-
-def reduced_precision(inputs: Tensor, bf16: bool) -> torch.autocast:
-    """Around a forward pass: layers compute in bfloat16, if asked for."""
-    return torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16)
 
 
 def _renew_statistics(model: nn.Module, batches: Batches, bf16: bool) -> None:
