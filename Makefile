@@ -13,11 +13,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) -e '.[demo]'
+	$(PIP) -e '.[lab]'
 	touch $@
 
 .venv/ready: .venv/demo
-	$(PIP) -e '.[demo,dev,figures]'
+	$(PIP) -e '.[lab,dev,figures]'
 	touch $@
 
 setup: .venv/ready

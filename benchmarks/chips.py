@@ -14,7 +14,7 @@ import torch
 
 from reefknot import export
 from reefknot.export.hardware import CHIPS, measure
-from reefknot.zoo import INPUTS, NETWORKS
+from reefknot.lab.zoo import INPUTS, NETWORKS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "ship.md"

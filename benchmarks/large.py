@@ -17,7 +17,7 @@ import torch
 
 import reefknot
 from reefknot.format import encode, open_state
-from reefknot.zoo.networks import NETWORKS
+from reefknot.lab.zoo.networks import NETWORKS
 
 ROOT = Path(__file__).parents[1]
 PARENT = ROOT / "experiments" / "vgg-16" / "parent.reef"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tying import step_rows, table
 
-from reefknot import METHODS
+from reefknot.lab.baselines import METHODS
 
 NETWORKS = {"lenet-300-100": 1, "lenet-5-caffe": 4}  # and how many times fewer turns
 SETTINGS = {

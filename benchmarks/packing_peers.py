@@ -23,7 +23,7 @@ import zstandard
 from packing_vgg import drawn, error, parent
 
 import reefknot
-from reefknot.zoo import DATASETS
+from reefknot.lab.zoo import DATASETS
 
 HELPER = Path(__file__).with_name("nncodec_file.py")
 NNCODEC = ("-40", "-36", "-32", "-28", "-24", "0.5rms", "1.0rms", "1.5rms")  # -32 is its default

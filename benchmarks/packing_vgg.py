@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 import reefknot
+from reefknot.lab.zoo import DATASETS, NETWORKS
 from reefknot.packing.clustering import Settings
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
-from reefknot.zoo import DATASETS, NETWORKS
 
 
 @torch.no_grad()

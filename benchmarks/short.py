@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from reefknot.format import encode
-from reefknot.zoo import DATASETS, NETWORKS
+from reefknot.lab.zoo import DATASETS, NETWORKS
 
 TARGET_BYTES = 6_700
 STEPS = (300, 1_000, 3_000)

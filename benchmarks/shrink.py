@@ -20,7 +20,7 @@ import torch
 from document import shrink as table
 
 import reefknot
-from reefknot.zoo import INPUTS, NETWORKS
+from reefknot.lab.zoo import INPUTS, NETWORKS
 
 BATCHES = (1, 128)
 CALLS = 10  # per turn, of which the fastest counts: others may have been interrupted

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import reefknot
-from reefknot.zoo import NETWORKS
+from reefknot.lab.zoo import NETWORKS
 
 LIMIT_SECONDS = 120
 RECORDS = Path(__file__).parents[1] / "experiments" / "records"
@@ -211,9 +211,9 @@ class Stopwatch:
 
 def loop_row(steps=2000):
     """The share of `reefknot run` that goes into forward, backward and optimizer (tying included)."""
-    from reefknot.runs import training
-    from reefknot.runs.config import make_config
-    from reefknot.runs.run import run
+    from reefknot.lab.runs import training
+    from reefknot.lab.runs.config import make_config
+    from reefknot.lab.runs.run import run
 
     config = make_config({
         "model": "lenet-300-100", "data": "mnist", "method": "sparse_apt", "evaluate_test": False,

@@ -39,7 +39,7 @@ def write_page(source: Path) -> None:
     from chromium import chromium
 
     from reefknot import export
-    from reefknot.zoo import INPUTS, NETWORKS
+    from reefknot.lab.zoo import INPUTS, NETWORKS
 
     known = INPUTS["lenet-5-caffe"]
     pixels = export.Pixels(known.mean or 0, known.deviation or 1, known.full)

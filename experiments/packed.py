@@ -17,10 +17,10 @@ from torch import nn
 
 import reefknot
 from reefknot.format import open_state
-from reefknot.runs.config import read_config
-from reefknot.runs.parts import network_and_data
-from reefknot.runs.record import read_record, write_record
-from reefknot.runs.run import measured
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.parts import network_and_data
+from reefknot.lab.runs.record import read_record, write_record
+from reefknot.lab.runs.run import measured
 
 NUM_VALUES = 256
 RMS, AT_WEIGHTS, EXPONENT = 0.05, 36_864, -0.25  # 0.05 for a layer of 64 x 64 filters

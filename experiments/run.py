@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.packed import pack
-from reefknot.runs.config import Config, read_config
-from reefknot.runs.folder import config_text
+from reefknot.lab.runs.config import Config, read_config
+from reefknot.lab.runs.folder import config_text
 
 RECIPES = Path(__file__).parent
 RECORDS = RECIPES / "records"

@@ -32,7 +32,7 @@ from typing import Any
 from experiments.run import RECIPES, RECORDS, Job, Queue
 from experiments.tables import PAPER
 from reefknot.files import write_atomically
-from reefknot.runs.config import read_config
+from reefknot.lab.runs.config import read_config
 
 SEED = 10  # of all trials
 TABLES = RECORDS / "searches"

@@ -27,13 +27,14 @@ import torch
 import reefknot
 from experiments.run import comparable, jobs
 from reefknot.format import encode, open_state
-from reefknot.methods import BASELINE
+from reefknot.lab.baselines import BASELINE
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.training import error_percent
+from reefknot.lab.zoo import DATASETS, INPUTS, NETWORKS, Data, as_data
 from reefknot.methods.settings import settings_of
 from reefknot.rates import rate_file, rate_live, rate_paper
-from reefknot.runs.config import read_config
-from reefknot.runs.training import error_percent
+from reefknot.reference import resolve
 from reefknot.shrinking.graph import dead_elements
-from reefknot.zoo import DATASETS, INPUTS, NETWORKS, Data, as_data, resolve
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[1]

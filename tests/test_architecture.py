@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import reefknot
-from reefknot.methods import METHODS
+from reefknot.lab.baselines import METHODS
 
 SOURCE = Path(reefknot.__file__).parent
 
@@ -35,15 +35,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "format": {*DATA, "codec", "files", "progress"},
     "rates": {"codec", "state"},
     "inspection": {*DATA, "format", "progress", "rates", "tensorfile"},
-    "report": {*DATA, "files", "inspection", "rates"},
     # Between torch and numpy.
     "tensors": {"dtypes", "errors"},
     "tensorfile": {*DATA, "files", "format", "tensors"},
     "loading": {"errors", "format", "state", "tensors"},
     # Left of the waist: makes a state. No bytes.
-    "zoo": COMMON,
     "tying": {"errors", "kernels"},
-    "methods": {*DATA, "batchnorm", "kernels", "shrinking", "tensors", "tying"},
+    "methods": {*DATA, "batchnorm", "format", "kernels", "shrinking", "tensors", "tying"},
     "batchnorm": {"dtypes"},
     "shrinking": {"errors", "progress"},
     "packing": {
@@ -53,21 +51,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": {
         *("errors", "files", "format", "loading", "progress", "rates", "shrinking", "state"),
     },
-    # On top: puts both sides together.
-    "public": {"format", "methods", "state"},
-    "runs": {
-        *("batchnorm", "errors", "files", "format", "loading", "methods", "public", "rates"),
-        *("report", "shrinking", "state", "zoo", ""),
-    },
-    # Many runs.
-    "searching": {"errors", "files", "progress", "report", "runs"},
+    # On top.
+    "checkpoint": {"errors", "files"},
+    "reference": COMMON,
     # Inside the loops of others.
-    "integrations": {
-        *("errors", "files", "format", "methods", "public", "runs", "state", "tying"),
-    },
+    "integrations": {*("checkpoint", "errors", "files", "format", "methods", "state", "tying")},
     "cli": {
-        *("errors", "export", "format", "inspection", "methods", "packing", "progress", "public"),
-        *("report", "runs", "searching", "shrinking", "tensorfile", "zoo", ""),
+        *("errors", "export", "format", "inspection", "packing", "progress", "reference"),
+        *("shrinking", "tensorfile", ""),
+    },
+    # The laboratory.
+    "lab": set(),
+    "lab.zoo": {"errors", "reference"},
+    "lab.baselines": {
+        *("batchnorm", "errors", "kernels", "methods", "shrinking", "state", "tensors", "tying"),
+    },
+    "lab.report": {*DATA, "files", "inspection", "rates"},
+    "lab.runs": {
+        *("batchnorm", "checkpoint", "errors", "files", "format", "lab.baselines", "lab.report"),
+        *("lab.zoo", "loading", "methods", "rates", "reference", "shrinking", "state", ""),
+    },
+    "lab.searching": {"errors", "files", "lab.report", "lab.runs", "progress"},
+    "lab.cli": {
+        *("cli", "errors", "format", "inspection", "lab.baselines", "lab.report", "lab.runs"),
+        *("lab.searching", "lab.zoo", "methods", "progress"),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),
@@ -87,11 +94,10 @@ WITHOUT_TORCH = {
         "rates",
         "inspection",
     ),
-    *("progress", "report"),
+    *("progress", "lab.report"),
 }
-# What methods are made of.
-CONTRACT = {"method", "hooks", "tied", "content", "pruned", "settings", "noisy"}
-WITHOUT_A_METHOD = {"runs", "searching"}  # never asks which method it has
+SHARED = {"noisy", "pruned"}  # what several compared methods are made of
+WITHOUT_A_METHOD = {"lab.runs", "lab.searching"}  # never asks which method it has
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,11 @@ class Import:
 
 
 def component(module: str) -> str:
-    """The first name below reefknot: "methods" for reefknot.methods.apt, "" for reefknot."""
-    return [*module.split("."), ""][1] if module.partition(".")[0] == "reefknot" else module
+    """The part of a module: "methods" for reefknot.methods.apt, "lab.zoo" for reefknot.lab.zoo."""
+    top, *names = module.split(".")
+    if top != "reefknot":
+        return module
+    return ".".join(names[: 2 if names[:1] == ["lab"] else 1])
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -185,14 +194,17 @@ def _broken_by(i: Import) -> Iterator[str]:
     ours = i.target.partition(".")[0] == "reefknot"
     if i.target == "torch" and i.home in WITHOUT_TORCH:
         yield f"{i.source} imports torch, which {i.home} may not"
-    if ours and i.runs and i.home != i.away and i.away not in MAY_IMPORT.get(i.home, set()):
+    if i.away.startswith("lab") and not i.home.startswith("lab"):
+        yield f"{i.source} imports {i.target}: the core knows nothing of the laboratory"
+    elif ours and i.runs and i.home != i.away and i.away not in MAY_IMPORT.get(i.home, set()):
         yield f"{i.source} imports {i.target}, which {i.home or 'reefknot'} may not"
     contract = i.target == "reefknot.methods.method" or i.name == "Method"
-    if i.source.endswith("runs.training") and i.away in ("methods", "public") and not contract:
+    of_methods = i.away in ("methods", "lab.baselines")
+    if i.source.endswith("runs.training") and of_methods and not contract:
         yield f"training sees the contract of methods only, and imports {i.target} {i.name}"
-    if i.home == "methods" == i.away and i.source != "reefknot.methods":
-        own, other = i.source.split(".")[2], [*i.target.split("."), ""][2]
-        if other != own and other not in CONTRACT:
+    if i.home == "lab.baselines" == i.away and i.source.count(".") > 2:
+        own, other = i.source.split(".")[3], [*i.target.split("."), "", ""][3]
+        if other not in {own, *SHARED}:
             yield f"{i.source} imports {i.target}: methods never see each other"
     if i.target in ("experiments", "tests", "benchmarks"):
         yield f"{i.source} imports {i.target}, which nothing may"
@@ -287,27 +299,23 @@ def test_every_part_has_its_rule() -> None:
         ("files.py", "from torch import nn", "imports torch"),
         ("rates.py", "from safetensors.torch import save", "imports torch"),
         ("codec/huffman.py", "import torch.nn", "imports torch"),
-        ("report/page.py", "def f():\n    import torch", "imports torch"),
+        ("lab/report/page.py", "def f():\n    import torch", "imports torch"),
         ("dtypes.py", "from reefknot.tensors import to_array", "imports reefknot.tensors"),
         ("kernels/loops.py", "from ..tying import ops", "imports reefknot.tying.ops"),
         ("format/version0.py", "from reefknot import SparseAPT", "imports reefknot, which"),
-        ("methods/tied.py", "from reefknot.format import encode", "imports reefknot.format"),
         ("tying/ops.py", "from reefknot.rates import rate_file", "imports reefknot.rates"),
         ("inspection.py", "from reefknot.packing import pack", "imports reefknot.packing"),
-        ("runs/training.py", "from reefknot.methods.apt import APT", "training sees the contract"),
-        ("runs/training.py", "from reefknot.public import METHODS", "training sees the contract"),
-        ("runs/training.py", "kind = 'sparse_apt'", "training names the method 'sparse_apt'"),
-        (
-            "runs/run.py",
-            "from reefknot.methods import SparseAPT",
-            "run names the method 'SparseAPT'",
-        ),
-        ("methods/dense.py", "from reefknot.methods.apt import APT", "never see each other"),
-        ("methods/apt/commit.py", "from reefknot.methods import l2", "never see each other"),
-        ("methods/l2.py", "from reefknot.methods import METHODS", "never see each other"),
-        ("report/page.py", "from reefknot.zoo import Data", "imports reefknot.zoo"),
-        ("runs/run.py", "import reefknot.cli", "imports reefknot.cli, which runs may not"),
-        ("runs/run.py", "import experiments.tables", "imports experiments, which nothing may"),
+        ("lab/runs/training.py", "from reefknot.methods.apt import APT", "sees the contract"),
+        ("lab/runs/training.py", "from reefknot.lab.baselines import METHODS", "sees the contract"),
+        ("lab/runs/training.py", "kind = 'sparse_apt'", "training names the method 'sparse_apt'"),
+        ("lab/runs/run.py", "from reefknot.methods import SparseAPT", "names the method"),
+        ("lab/baselines/dense.py", "from reefknot.lab.baselines.l2 import L2", "never see"),
+        ("lab/baselines/l2.py", "from reefknot.lab.baselines import METHODS", "never see"),
+        ("methods/tied.py", "from reefknot.lab.baselines import L2", "nothing of the laboratory"),
+        ("methods/tied.py", "from reefknot.rates import rate_file", "imports reefknot.rates"),
+        ("lab/report/page.py", "from reefknot.lab.zoo import Data", "imports reefknot.lab.zoo"),
+        ("lab/runs/run.py", "import reefknot.cli", "imports reefknot.cli, which lab.runs may not"),
+        ("lab/runs/run.py", "import experiments.tables", "imports experiments, which nothing may"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_file_and_line(
@@ -325,7 +333,7 @@ def test_a_broken_rule_is_named_with_its_file_and_line(
     ("file", "line", "cycle"),
     [
         ("dtypes.py", "import reefknot.state", "reefknot.dtypes -> reefknot.state"),
-        ("zoo/data.py", "from reefknot.zoo import datasets", "reefknot.zoo.data"),
+        ("lab/zoo/data.py", "from reefknot.lab.zoo import datasets", "reefknot.lab.zoo.data"),
         ("errors.py", "from reefknot.files import read_bytes", "errors -> "),
     ],
 )
@@ -338,10 +346,10 @@ def test_a_cycle_is_named(tmp_path: Path, file: str, line: str, cycle: str) -> N
 
 def test_a_map_that_names_a_missing_file_or_leaves_one_out_is_named(tmp_path: Path) -> None:
     root = shutil.copytree(SOURCE, tmp_path / "reefknot", ignore=_only_python)
-    (root / "zoo" / "readers.py").rename(root / "zoo" / "parsers.py")
+    (root / "lab" / "zoo" / "readers.py").rename(root / "lab" / "zoo" / "parsers.py")
     assert [f for f in violations(root) if "the map" in f] == [
-        "zoo/__init__.py:1: the map leaves out: parsers.py",
-        "zoo/__init__.py:1: the map names a file that is not there: readers.py",
+        "lab/zoo/__init__.py:1: the map leaves out: parsers.py",
+        "lab/zoo/__init__.py:1: the map names a file that is not there: readers.py",
     ]
 
 

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from experiments.studies.training import scaled, vector
-from reefknot.runs.batches import Batches
-from reefknot.zoo import DATASETS, NETWORKS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.zoo import DATASETS, NETWORKS
 
 MINUTES = 1.0
 STEPS, K, STRENGTH, LR = 100, 8, 1e-3, 0.05

@@ -22,7 +22,7 @@ from experiments.studies.training import (
     trained,
     vector,
 )
-from reefknot.runs.training import Progress, error_percent
+from reefknot.lab.runs.training import Progress, error_percent
 
 MINUTES = 6.0
 LOOK_EVERY, BINS, SEEN = 200, 96, 6_000

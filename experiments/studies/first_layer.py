@@ -16,8 +16,8 @@ import numpy as np
 import reefknot
 from experiments.studies.training import ROW, Trained, parent_of, table_of, trained
 from reefknot.errors import DivergedError
-from reefknot.runs.record import read_record
-from reefknot.runs.training import Progress
+from reefknot.lab.runs.record import read_record
+from reefknot.lab.runs.training import Progress
 
 MINUTES = 3.5
 NETWORK = "lenet-300-100"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import reefknot
-from reefknot.runs.batches import Batches
-from reefknot.runs.training import Plan, error_percent, train
-from reefknot.zoo import DATASETS, NETWORKS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.training import Plan, error_percent, train
+from reefknot.lab.zoo import DATASETS, NETWORKS
 
 MINUTES, MARK = 0.2, "l1"
 OPTIMIZERS = {"adam": (torch.optim.Adam, 1e-3), "adadelta": (torch.optim.Adadelta, 1.0)}

@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 
 import reefknot
 from reefknot.format import encode
-from reefknot.runs.batches import Batches
-from reefknot.runs.training import error_percent
-from reefknot.zoo import DATASETS
+from reefknot.lab.baselines import METHODS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.training import error_percent
+from reefknot.lab.zoo import DATASETS
 
 MINUTES, MARK = 0.1, "norms"
 SEEDS = (0, 1, 2)
@@ -46,7 +47,7 @@ def measure(norms: str, l1_strength: float, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     data, model = DATASETS["digits"](), network()
     if norms == "dense":
-        method: reefknot.Method = reefknot.METHODS["dense"](model)
+        method: reefknot.Method = METHODS["dense"](model)
     else:
         method = reefknot.SparseAPT(model, **SETTINGS, l1_strength=l1_strength, norms=norms)
     optimizer = torch.optim.Adam(method.parameter_groups(), lr=LR)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from experiments.studies.training import SGD, Trained, lenet_300_100, parent_of, trained
-from reefknot.runs.training import Progress, error_percent
+from reefknot.lab.runs.training import Progress, error_percent
 
 MINUTES = 4.2
 SETTINGS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.studies.training import SGD, lenet_300_100, trained
 from reefknot.errors import DivergedError
-from reefknot.runs.parts import Parts
+from reefknot.lab.runs.parts import Parts
 
 MINUTES = 2.6
 SETTINGS: dict[str, Any] = {

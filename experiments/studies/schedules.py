@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
 import reefknot
 from reefknot.format import encode
-from reefknot.runs.batches import Batches
-from reefknot.runs.training import error_percent
-from reefknot.zoo import DATASETS, NETWORKS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.training import error_percent
+from reefknot.lab.zoo import DATASETS, NETWORKS
 
 MINUTES, MARK = 0.3, "schedules"
 SEEDS = (0, 1, 2)

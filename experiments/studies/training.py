@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from reefknot import TiedState
-from reefknot.runs.batches import Batches
-from reefknot.runs.config import Config, make_config, read_config, to_toml
-from reefknot.runs.parts import Parts, build
-from reefknot.runs.training import Plan, Progress, error_percent, train
-from reefknot.zoo import NETWORKS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.config import Config, make_config, read_config, to_toml
+from reefknot.lab.runs.parts import Parts, build
+from reefknot.lab.runs.training import Plan, Progress, error_percent, train
+from reefknot.lab.zoo import NETWORKS
 
 EXPERIMENTS = Path(__file__).parents[1]
 RECORDS = EXPERIMENTS / "records"

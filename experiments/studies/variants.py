@@ -11,8 +11,8 @@ from typing import Any
 
 import reefknot
 from experiments.studies.training import SGD, lenet_300_100, scaled, trained
-from reefknot.runs.parts import Parts
-from reefknot.runs.training import Progress
+from reefknot.lab.runs.parts import Parts
+from reefknot.lab.runs.training import Progress
 
 MINUTES = 1.5
 REFIT_EVERY = 1_000

@@ -17,9 +17,9 @@ import numpy as np
 from experiments.studies.training import scaled
 from reefknot import TiedState
 from reefknot.format import encode
-from reefknot.runs.config import make_config
-from reefknot.runs.parts import Parts, build
-from reefknot.runs.training import Batches, Progress, error_percent, train
+from reefknot.lab.runs.config import make_config
+from reefknot.lab.runs.parts import Parts, build
+from reefknot.lab.runs.training import Batches, Progress, error_percent, train
 from reefknot.shrinking.narrow import Narrowed
 
 MINUTES, MARK, DOCUMENT = 4.0, "while training", "performance.md"

@@ -6,129 +6,33 @@
     reefknot.save(tie.finish(), "model.reef")      # at most 3,300 bytes
     model.load_state_dict(reefknot.load("model.reef"))
 
-Names are loaded when they are first used, so that importing reefknot does not import torch.
+Names are loaded when they are first used, so that importing reefknot does not import torch. They
+stand once, in `__init__.pyi`, which type checkers and editors read, too.
 """
 
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from reefknot import export
-    from reefknot.batchnorm import update_batchnorm
-    from reefknot.errors import (
-        ConfigError,
-        DataError,
-        DivergedError,
-        FormatError,
-        ReefknotError,
-        TyingError,
-    )
-    from reefknot.format import save
-    from reefknot.inspection import inspect, verify
-    from reefknot.kernels.kmeans1d import kmeans1d
-    from reefknot.loading import load
-    from reefknot.methods import (
-        APT,
-        L2,
-        METHODS,
-        BayesianCompression,
-        DeepCompression,
-        L1Threshold,
-        MagnitudeKmeans,
-        Method,
-        RandomTying,
-        SoftWeightSharing,
-        SparseAPT,
-        SparseVD,
-    )
-    from reefknot.packing.clustering import cluster
-    from reefknot.packing.models import pack
-    from reefknot.shrinking.folding import fold_batchnorm
-    from reefknot.shrinking.network import Shrunk, shrink
-    from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.2.0"
 
-_HOME = {
-    "reefknot.batchnorm": ("update_batchnorm",),
-    "reefknot.packing.clustering": ("cluster",),
-    "reefknot.packing.models": ("pack",),
-    "reefknot.errors": (
-        "ConfigError",
-        "DataError",
-        "DivergedError",
-        "FormatError",
-        "ReefknotError",
-        "TyingError",
-    ),
-    "reefknot.format": ("save",),
-    "reefknot.inspection": ("inspect", "verify"),
-    "reefknot.kernels.kmeans1d": ("kmeans1d",),
-    "reefknot.loading": ("load",),
-    "reefknot.public": (
-        "APT",
-        "L2",
-        "METHODS",
-        "BayesianCompression",
-        "DeepCompression",
-        "L1Threshold",
-        "MagnitudeKmeans",
-        "RandomTying",
-        "SoftWeightSharing",
-        "SparseAPT",
-        "SparseVD",
-    ),
-    "reefknot.methods": ("Method",),
-    "reefknot.shrinking.folding": ("fold_batchnorm",),
-    "reefknot.shrinking.network": ("Shrunk", "shrink"),
-    "reefknot.state": ("Codebook", "KeptTensor", "TiedState", "TiedTensor"),
+_MODULE_OF = {
+    alias.name: node.module
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = [
-    "APT",
-    "L2",
-    "METHODS",
-    "BayesianCompression",
-    "Codebook",
-    "ConfigError",
-    "DataError",
-    "DeepCompression",
-    "DivergedError",
-    "FormatError",
-    "KeptTensor",
-    "L1Threshold",
-    "MagnitudeKmeans",
-    "Method",
-    "RandomTying",
-    "ReefknotError",
-    "Shrunk",
-    "SoftWeightSharing",
-    "SparseAPT",
-    "SparseVD",
-    "TiedState",
-    "TiedTensor",
-    "TyingError",
-    "cluster",
-    "export",
-    "fold_batchnorm",
-    "inspect",
-    "kmeans1d",
-    "load",
-    "pack",
-    "save",
-    "shrink",
-    "update_batchnorm",
-    "verify",
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "export":  # a package of functions, one for each target
-        return importlib.import_module("reefknot.export")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    home = _MODULE_OF[name]
+    if home == __name__:  # a package of functions
+        return importlib.import_module(f"{home}.{name}")
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -6,7 +6,8 @@ prints the message as one sentence and exits with `exit_code`; anything that is 
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class ReefknotError(Exception):
@@ -50,6 +51,18 @@ class CheckError(ReefknotError):
     """A check that was asked for has failed."""
 
     exit_code = 1
+
+
+@contextmanager
+def blamed_on(what: str) -> Iterator[None]:
+    """Around a user's own code: turn what it raises into a one-sentence error."""
+    try:
+        yield
+    except ReefknotError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserCodeError(f"{what} failed with {type(error).__name__}: {reason}") from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from reefknot import METHODS, ConfigError, TyingError
+from reefknot import ConfigError, TyingError
+from reefknot.lab.baselines import METHODS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.training import Plan, train
 from reefknot.loading import tensors
-from reefknot.runs.batches import Batches
-from reefknot.runs.config import read_config
-from reefknot.runs.training import Plan, train
 
 INPUTS = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 4, (64,), generator=torch.Generator().manual_seed(6))

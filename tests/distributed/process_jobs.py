@@ -23,6 +23,7 @@ from torch import nn
 
 import reefknot
 from reefknot.errors import ReefknotError
+from reefknot.lab.baselines import DeepCompression
 from reefknot.tying.collectives import local, part_of
 
 STEPS = 12
@@ -381,7 +382,7 @@ def unreachable():
 
 @job
 def whole_tensors_only():
-    reefknot.DeepCompression(sharded(small(), mesh_of(4)))
+    DeepCompression(sharded(small(), mesh_of(4)))
     return {}
 
 

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 
 import reefknot
 from reefknot.cli import main
+from reefknot.lab.runs import smallest
+from reefknot.lab.runs.config import make_config
+from reefknot.lab.searching.space import space_of
 from reefknot.methods.settings import settings_of
-from reefknot.runs import smallest
-from reefknot.runs.config import make_config
-from reefknot.searching.space import space_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

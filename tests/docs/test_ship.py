@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import reefknot
-from reefknot.zoo import INPUTS, NETWORKS
+from reefknot.lab.zoo import INPUTS, NETWORKS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "ship.md"

@@ -12,7 +12,7 @@ import torch
 import reefknot
 from reefknot import export
 from reefknot.export.hardware import CHIPS
-from reefknot.zoo import INPUTS, NETWORKS
+from reefknot.lab.zoo import INPUTS, NETWORKS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "ship.md"

@@ -13,10 +13,10 @@ from experiments.run import Job, record
 
 import reefknot
 from reefknot.format import open_state
-from reefknot.runs.config import read_config
-from reefknot.runs.run import run
-from reefknot.runs.training import error_percent
-from reefknot.zoo import DATASETS
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.run import run
+from reefknot.lab.runs.training import error_percent
+from reefknot.lab.zoo import DATASETS
 
 MODULE = """
 from torch import nn

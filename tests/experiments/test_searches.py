@@ -8,8 +8,8 @@ from experiments import run as queue
 from experiments import searches
 from experiments.searches import Search, adopted, go
 
-from reefknot.runs.config import read_config
-from reefknot.runs.run import run
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.run import run
 
 RECIPE = """
 model = "digits-mlp"

@@ -29,7 +29,7 @@ from experiments.studies.variants import refit_exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reefknot.zoo import DATASETS, NETWORKS, Data, Split
+from reefknot.lab.zoo import DATASETS, NETWORKS, Data, Split
 
 TOY = """
 import pathlib

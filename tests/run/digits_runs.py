@@ -8,8 +8,8 @@ import numpy as np
 from click.testing import CliRunner, Result
 
 from reefknot.cli import main
+from reefknot.lab.zoo import DATASETS
 from reefknot.state import TiedState
-from reefknot.zoo import DATASETS
 
 DIGITS = """
 model = "digits-mlp"

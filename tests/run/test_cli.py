@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 import reefknot
 from reefknot.cli import main
-from reefknot.methods import METHODS
+from reefknot.lab.baselines import METHODS
 from reefknot.methods.settings import settings_of
 
 TINY = """

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import reefknot
 from reefknot.cli import demo, main
-from reefknot.cli.demo import what_it_means
+from reefknot.lab.cli.demo import what_it_means
 
 FILES = {"config.toml", "metrics.jsonl", "model.reef", "record.json", "report.html"}
 

@@ -24,11 +24,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from reefknot.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.cli import main
-from reefknot.methods import METHODS
-from reefknot.runs.checkpoint import read_checkpoint, write_checkpoint
-from reefknot.runs.config import read_config
-from reefknot.runs.run import InterruptedRunError, run
+from reefknot.lab.baselines import METHODS
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.run import InterruptedRunError, run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and fork")
 
@@ -275,9 +275,9 @@ def server() -> Any:
     # The last one is what making an optimizer imports: a second for each process otherwise.
     context.set_forkserver_preload(
         [
-            "reefknot.runs.run",
-            "reefknot.cli.progress",
-            "reefknot.cli.summary",
+            "reefknot.lab.runs.run",
+            "reefknot.lab.cli.progress",
+            "reefknot.lab.cli.summary",
             "torch._dynamo",
             "pytest",
         ]

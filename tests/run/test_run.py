@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 
 import reefknot
 from reefknot.format import open_state
-from reefknot.runs.config import read_config
-from reefknot.runs.parts import build
-from reefknot.runs.run import InterruptedRunError, run
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.parts import build
+from reefknot.lab.runs.run import InterruptedRunError, run
 
 # What DESIGN.md promises of a record and of a row of the metrics.
 RECORD_KEYS = {

@@ -17,7 +17,7 @@ import reefknot
 BLIND = """
 import torch
 from torch import nn
-from reefknot.zoo import Data, Split
+from reefknot.lab.zoo import Data, Split
 
 class Blind(nn.Linear):
     def forward(self, inputs):
@@ -118,7 +118,7 @@ def test_a_file_for_inference_is_a_start_its_batchnorm_gets_statistics_again(
         ("model=mine.parts:netwrok", "has no 'netwrok' (did you mean 'network'?)"),
         ("model=mine.party:network", "no module 'mine.party'"),
         ("model=digits-mpl", "unknown network 'digits-mpl' (did you mean 'digits-mlp'?)"),
-        ("data=mine.parts:nothing", "expected a reefknot.zoo.Data, or a tuple of tensors"),
+        ("data=mine.parts:nothing", "expected a reefknot.lab.zoo.Data, or a tuple of tensors"),
         ("data=digit", "unknown data set 'digit' (did you mean 'digits'?)"),
         ("settings.include=fc9*", "the pattern 'fc9*' matches no parameter"),
     ],
@@ -135,7 +135,7 @@ FAULTY = """
 import dataclasses
 import torch
 from torch import nn
-from reefknot.zoo import DATASETS
+from reefknot.lab.zoo import DATASETS
 
 def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -226,7 +226,7 @@ def test_debug_shows_the_traceback(own_module: Any, tmp_path: Path) -> None:
 BLOTS = """
 import dataclasses
 import torch
-from reefknot.zoo import DATASETS
+from reefknot.lab.zoo import DATASETS
 
 def plain():
     return DATASETS["digits"]()

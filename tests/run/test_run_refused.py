@@ -17,7 +17,7 @@ from digits_runs import (
     refused,
 )
 
-from reefknot.runs.checkpoint import read_checkpoint
+from reefknot.checkpoint import read_checkpoint
 
 
 def test_a_folder_that_is_there_is_refused_and_left_alone(tied: Path) -> None:

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 import reefknot
 from reefknot.cli import main
-from reefknot.runs import smallest as module
-from reefknot.runs.config import read_config
-from reefknot.runs.run import InterruptedRunError
-from reefknot.runs.smallest import smallest
+from reefknot.lab.runs import smallest as module
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.run import InterruptedRunError
+from reefknot.lab.runs.smallest import smallest
 
 MODULE = """
 import torch

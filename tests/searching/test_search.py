@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 import reefknot
 from reefknot.cli import main
-from reefknot.searching import study as study_module
-from reefknot.searching.locks import alive, is_dead
-from reefknot.zoo import as_data
+from reefknot.lab.searching import study as study_module
+from reefknot.lab.searching.locks import alive, is_dead
+from reefknot.lab.zoo import as_data
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and file locks")
 
@@ -193,7 +193,7 @@ def await_(condition, process=None):
 def server():
     """Where processes are forked from, with torch and Optuna imported already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["reefknot.searching.search", "torch._dynamo"])
+    context.set_forkserver_preload(["reefknot.lab.searching.search", "torch._dynamo"])
     return context
 
 
@@ -378,7 +378,7 @@ def test_a_wrong_name_makes_no_folder(place):
 
 
 def test_without_optuna_the_command_says_what_to_install(monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("reefknot.searching.")]:
+    for name in [n for n in sys.modules if n.startswith("reefknot.lab.searching.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     refused(

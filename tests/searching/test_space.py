@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.errors import ConfigError
-from reefknot.report import front_of
-from reefknot.runs.config import make_config
-from reefknot.runs.smallest import CLOSE, TRIES, Try, next_target
-from reefknot.searching.pruning import Finished, unpromising
-from reefknot.searching.space import Range, space_of, trial_config
+from reefknot.lab.report import front_of
+from reefknot.lab.runs.config import make_config
+from reefknot.lab.runs.smallest import CLOSE, TRIES, Try, next_target
+from reefknot.lab.searching.pruning import Finished, unpromising
+from reefknot.lab.searching.space import Range, space_of, trial_config
 
 RECIPE = """
 model = "digits-mlp"

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
+from reefknot.checkpoint import read_checkpoint, unlike, write_checkpoint
 from reefknot.errors import FormatError, ReefknotError
-from reefknot.runs.checkpoint import read_checkpoint, unlike, write_checkpoint
 
 DTYPES = [
     torch.float32,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.runs.config import Config, make_config, nearest, read_config, to_toml
-from reefknot.runs.parts import build
-from reefknot.runs.training import Plan
+from reefknot.lab.runs.config import Config, make_config, nearest, read_config, to_toml
+from reefknot.lab.runs.parts import build
+from reefknot.lab.runs.training import Plan
 
 LEAST: dict[str, Any] = {"model": "digits-mlp", "data": "digits", "method": "sparse_apt"}
 

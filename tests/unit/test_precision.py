@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from reefknot.runs.precision import SmallMaps
+from reefknot.lab.runs.precision import SmallMaps
 
 
 @pytest.mark.parametrize("side", [1, 2, 4])

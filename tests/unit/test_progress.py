@@ -23,10 +23,10 @@ from torch import nn
 import reefknot
 from reefknot import progress
 from reefknot.cli import display, main
-from reefknot.cli.progress import ProgressBar
+from reefknot.lab.cli.progress import ProgressBar
+from reefknot.lab.runs.training import Progress
 from reefknot.packing.network import Packer
 from reefknot.progress import Stage, doing, each
-from reefknot.runs.training import Progress
 
 RECORDS = Path(__file__).parents[2] / "experiments" / "records"
 VGG = {"loss": 12345678.0, "val_error": 93.21, "density": 0.0123, "predicted_bytes": 59_944_936}

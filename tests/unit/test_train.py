@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from reefknot.batchnorm import update_batchnorm
 from reefknot.errors import DivergedError, UserCodeError
-from reefknot.methods import METHODS, Method
-from reefknot.runs.batches import Batches
-from reefknot.runs.training import Plan, error_percent, train
+from reefknot.lab.baselines import METHODS
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.training import Plan, error_percent, train
+from reefknot.methods import Method
 
 INPUTS = torch.arange(24.0).reshape(12, 2)
 LABELS = torch.arange(12) % 3

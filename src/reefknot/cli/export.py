@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reefknot.errors import ConfigError, ReefknotError
+from reefknot.errors import ConfigError, ReefknotError, blamed_on
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from reefknot.zoo import Input
+    from reefknot.reference import Input
 
 MODEL = click.option(
     "--model", "name", required=True, metavar="NAME",
@@ -28,15 +28,15 @@ def network(name: str, shape: tuple[int, ...] | None) -> "tuple[nn.Module, Tenso
     import torch
     from torch import nn
 
-    from reefknot.runs.training import blamed_on
-    from reefknot.zoo import INPUTS, NETWORKS, Input, resolve
+    from reefknot.reference import Input, named_networks, resolve
 
-    make = resolve(name, NETWORKS, "network")
+    networks, inputs = named_networks()
+    make = resolve(name, networks, "network")
     with blamed_on(f"the network {name!r}"):
         model: Any = make()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{name} gave a {type(model).__name__}; a torch module was expected")
-    known = INPUTS.get(name, Input(()))
+    known = inputs.get(name, Input(()))
     shape = shape or known.shape
     return model, torch.zeros(1, *shape) if shape else None, known
 

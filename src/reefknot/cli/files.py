@@ -152,11 +152,11 @@ def _pack_model(
     from reefknot.packing.models import load_checkpoint
     from reefknot.packing.models import pack as pack_model
     from reefknot.packing.pack import refuse_to_replace
+    from reefknot.reference import named_networks, resolve
     from reefknot.tensorfile import files_of
-    from reefknot.zoo import NETWORKS, resolve
 
     refuse_to_replace(target, force, files_of(source))
-    model: Any = resolve(model_name, NETWORKS, "network")
+    model: Any = resolve(model_name, named_networks()[0], "network")
     if not isinstance(model, nn.Module):
         model = _called(model, model_name)
     load_checkpoint(model, source)

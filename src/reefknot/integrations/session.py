@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from reefknot.errors import ConfigError, TyingError
 from reefknot.format import save
-from reefknot.methods import Method
-from reefknot.public import METHODS
+from reefknot.methods import METHODS, Method
 from reefknot.state import TiedState
 from reefknot.tying.collectives import all_processes, as_in_first
 

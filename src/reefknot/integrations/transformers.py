@@ -16,9 +16,9 @@ from typing import Any, Self
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from reefknot.checkpoint import read_checkpoint, write_checkpoint
 from reefknot.errors import ConfigError, FormatError
 from reefknot.integrations.session import TyingSession
-from reefknot.runs.checkpoint import read_checkpoint, write_checkpoint
 
 FILE = "reefknot.safetensors"
 

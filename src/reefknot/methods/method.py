@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from reefknot.errors import ConfigError, TyingError
+from reefknot.format import encode
 from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
 from reefknot.methods.settings import described, mistakes_in, setting, settings_of
 from reefknot.shrinking.graph import dead_elements
@@ -39,8 +40,12 @@ log = logging.getLogger("reefknot")
 
 Stats = dict[str, Any]
 Saved = dict[str, Tensor | int | float]
-SizeOf = Callable[[TiedState], int]
 Indices = Callable[[], np.ndarray]  # of a tensor into its codebook, when they are needed
+
+
+def file_bytes(state: TiedState) -> int:
+    """The size of a `.reef` file of this state."""
+    return len(encode(state))
 
 
 @dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
@@ -49,15 +54,13 @@ class Method(ABC):
     """A way to train a network into a `TiedState`.
 
     A subclass declares its settings as fields (`methods/settings.py`), which makes it a dataclass:
-    its constructor takes the model and the settings. `size_of` says how many bytes a state takes up
-    in a file; methods have no other way to find out. With an `example_input` of the model they can
+    its constructor takes the model and the settings. With an `example_input` of the model they can
     also find dead units.
     """
 
     name: ClassVar[str]
 
     model: nn.Module = field(kw_only=False)
-    size_of: SizeOf | None = field(default=None, kw_only=True)
     example_input: Any = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, **options: Any) -> None:

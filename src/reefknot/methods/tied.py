@@ -21,7 +21,7 @@ from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.content import Content, codebook_of, indices_of
 from reefknot.methods.hooks import Step, dense_grad, trained_by
-from reefknot.methods.method import Indices, Method, Saved, Stats, log
+from reefknot.methods.method import Indices, Method, Saved, Stats, file_bytes, log
 from reefknot.methods.settings import (
     are_clusters,
     are_patterns,
@@ -404,12 +404,10 @@ class TyingMethod(Method):
         return self._size_among(Peers((*self.copies, *self.peers.groups), self.device()))
 
     def _size_among(self, peers: Peers) -> int:
-        if self.size_of is None:
-            raise TyingError("this method was made without `size_of`, so it knows no file's size")
-        size_of, content = self.size_of, self.content()
+        content = self.content()
         held = [tensor for tensor in content.tensors if peers.first]
         return peers.told(
-            lambda: size_of(TiedState(content.codebooks, tuple(held), content.aliases))
+            lambda: file_bytes(TiedState(content.codebooks, tuple(held), content.aliases))
         )
 
     def _predict(self) -> int:
@@ -417,7 +415,7 @@ class TyingMethod(Method):
 
         Where weights are replicated, each process may measure it for itself.
         """
-        if self.size_of is not None and all(group.assignments for group in self.groups):
+        if all(group.assignments for group in self.groups):
             return self._size_among(self.peers)
         tensors = self.model.state_dict(keep_vars=True).values()
         return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())

@@ -16,7 +16,7 @@ from reefknot import export
 from reefknot.cli import main
 from reefknot.errors import ConfigError, ReefknotError
 from reefknot.export.hardware import CHIPS, measure
-from reefknot.zoo import DATASETS, INPUTS, NETWORKS
+from reefknot.lab.zoo import DATASETS, INPUTS, NETWORKS
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 FILES = {

@@ -16,7 +16,7 @@ from torch import nn
 import reefknot
 from reefknot.errors import ConfigError, ReefknotError
 from reefknot.export import onnx_file
-from reefknot.zoo import NETWORKS as ZOO
+from reefknot.lab.zoo import NETWORKS as ZOO
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 LENET_5 = next(RECORDS.glob("*_lenet-5-caffe_sparse_apt_seed0")) / "model.reef"

@@ -11,7 +11,7 @@ from reefknot.errors import ConfigError
 from reefknot.export.chain import program
 from reefknot.export.program import Conv2d, Flatten, Linear, Softmax
 from reefknot.export.source import program_of
-from reefknot.zoo import INPUTS, NETWORKS
+from reefknot.lab.zoo import INPUTS, NETWORKS
 
 
 class Functional(nn.Module):

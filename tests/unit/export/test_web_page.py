@@ -16,7 +16,7 @@ import reefknot
 from reefknot import export
 from reefknot.cli import main
 from reefknot.errors import ConfigError
-from reefknot.zoo import DATASETS, INPUTS, NETWORKS
+from reefknot.lab.zoo import DATASETS, INPUTS, NETWORKS
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 LENET_5 = RECORDS / "2026-11-15_lenet-5-caffe_sparse_apt_seed0" / "model.reef"

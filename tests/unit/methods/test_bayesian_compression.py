@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from reefknot import BayesianCompression, ConfigError
-from reefknot.methods.bayesian_compression import gamma_kl, inverse_gamma_kl
+from reefknot import ConfigError
+from reefknot.lab.baselines import BayesianCompression
+from reefknot.lab.baselines.bayesian_compression import gamma_kl, inverse_gamma_kl
 
 
 def quadrature_kl(mean, variance, log_prior):

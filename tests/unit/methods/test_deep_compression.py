@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import ConfigError, DeepCompression, TyingError
+from reefknot import ConfigError, TyingError
+from reefknot.lab.baselines import DeepCompression
 from reefknot.state import KeptTensor
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import METHODS, SparseAPT, TyingError
+from reefknot import SparseAPT, TyingError
+from reefknot.lab.baselines import METHODS
 from reefknot.methods.hooks import StepHooks
 
 INPUTS = torch.randn(16, 6, generator=torch.Generator().manual_seed(5))

@@ -10,8 +10,9 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy
 
-from reefknot import BayesianCompression, ConfigError, SparseVD, TyingError
-from reefknot.methods.noisy import log_uniform_kl, unit_gaussian_kl
+from reefknot import ConfigError, TyingError
+from reefknot.lab.baselines import BayesianCompression, SparseVD
+from reefknot.lab.baselines.noisy import log_uniform_kl, unit_gaussian_kl
 
 KINDS = {
     "sparse_vd": (SparseVD, {}),

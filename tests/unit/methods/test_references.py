@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import L2, ConfigError, L1Threshold, MagnitudeKmeans, RandomTying
+from reefknot import ConfigError, RandomTying
+from reefknot.lab.baselines import L2, L1Threshold, MagnitudeKmeans
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))

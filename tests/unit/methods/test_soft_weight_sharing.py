@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reefknot import ConfigError, SoftWeightSharing, TyingError
-from reefknot.runs.batches import Batches
-from reefknot.runs.training import Plan, train
+from reefknot import ConfigError, TyingError
+from reefknot.lab.baselines import SoftWeightSharing
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.training import Plan, train
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(6))

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear
 
-from reefknot import ConfigError, SparseVD
+from reefknot import ConfigError
+from reefknot.lab.baselines import SparseVD
 
 
 def alive(layer, log_variance):

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from reefknot.cli import main
-from reefknot.report import Compared
-from reefknot.report.comparison import render_comparison
+from reefknot.lab.report import Compared
+from reefknot.lab.report.comparison import render_comparison
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 RUNS = [

@@ -10,7 +10,7 @@ from chromium import EXECUTABLE, Browser, Page, chromium
 
 from reefknot.dtypes import DTYPES
 from reefknot.format import open_state
-from reefknot.report import Compared, compared, render, write_comparison, write_report
+from reefknot.lab.report import Compared, compared, render, write_comparison, write_report
 from reefknot.state import Codebook, TiedState, TiedTensor
 
 pytestmark = pytest.mark.skipif(

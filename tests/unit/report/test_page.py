@@ -16,8 +16,8 @@ from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
 from reefknot.format import open_state
 from reefknot.inspection import inspect
-from reefknot.report import curves, histograms, render, write_report
-from reefknot.report.wording import SPACE, number, plain, rate, share
+from reefknot.lab.report import curves, histograms, render, write_report
+from reefknot.lab.report.wording import SPACE, number, plain, rate, share
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"

@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 
 from reefknot.dtypes import DTYPES
-from reefknot.report.png import encode_png
-from reefknot.report.structure import (
+from reefknot.lab.report.png import encode_png
+from reefknot.lab.report.structure import (
     DEAD,
     LEVELS,
     block_size,

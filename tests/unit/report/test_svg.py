@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from reefknot.report.svg import (
+from reefknot.lab.report.svg import (
     Bar,
     Chart,
     Scale,

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import reefknot
-from reefknot.runs.batches import Batches
-from reefknot.runs.training import Plan, train
+from reefknot.lab.runs.batches import Batches
+from reefknot.lab.runs.training import Plan, train
 from reefknot.shrinking.narrow import Narrowed
 
 

@@ -11,9 +11,9 @@ from shrink_networks import NETWORKS, random_network, sparsified
 from torch import nn
 
 import reefknot
+from reefknot.lab.zoo import NETWORKS as ZOO
 from reefknot.shrinking.folding import fold_batchnorm
 from reefknot.shrinking.network import shrink
-from reefknot.zoo import NETWORKS as ZOO
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records"
 

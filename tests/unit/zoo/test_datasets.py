@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from reefknot.errors import DataError
-from reefknot.zoo import DATASETS, sources
-from reefknot.zoo.datasets import cut_out, flip_and_crop, flip_crop_and_cut_out, warp
-from reefknot.zoo.readers import parse_cifar10, parse_idx, read_content
+from reefknot.lab.zoo import DATASETS, sources
+from reefknot.lab.zoo.datasets import cut_out, flip_and_crop, flip_crop_and_cut_out, warp
+from reefknot.lab.zoo.readers import parse_cifar10, parse_idx, read_content
 
 MNIST_NAMES = tuple(sources.MNIST_SHA256)
 
@@ -63,7 +63,7 @@ def _own_folders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sources, "MNIST_MIRRORS", ("http://127.0.0.1:1/",))
     monkeypatch.setattr(sources, "CIFAR10_URLS", ("http://127.0.0.1:1/cifar",))
     monkeypatch.setattr(sources, "CIFAR10_BYTES", 4 * 3073)
-    monkeypatch.setattr("reefknot.zoo.download._RETRIES", 0)
+    monkeypatch.setattr("reefknot.lab.zoo.download._RETRIES", 0)
 
 
 def test_digits_has_1797_images_and_a_stratified_test_set() -> None:
@@ -191,7 +191,7 @@ def test_a_gzip_file_that_is_cut_short_or_damaged(tmp_path: Path) -> None:
 def test_a_gzip_file_that_unpacks_to_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reefknot.zoo.readers.MAX_CONTENT_BYTES", 1000)
+    monkeypatch.setattr("reefknot.lab.zoo.readers.MAX_CONTENT_BYTES", 1000)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(DataError, match="more than 1,000 bytes"):

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from reefknot.zoo import NETWORKS
-from reefknot.zoo.local import LocallyConnected2d, LocalMaxPool2d
+from reefknot.lab.zoo import NETWORKS
+from reefknot.lab.zoo.local import LocallyConnected2d, LocalMaxPool2d
 
 
 def repeat_(local: LocallyConnected2d, convolution: nn.Conv2d) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from reefknot.zoo import NETWORKS
+from reefknot.lab.zoo import NETWORKS
 
 
 def num_parameters(model: nn.Module, *, norms: bool = True) -> int:

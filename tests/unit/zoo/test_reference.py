@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from reefknot.errors import ConfigError
-from reefknot.zoo import DATASETS, NETWORKS, resolve
+from reefknot.lab.zoo import DATASETS, NETWORKS
+from reefknot.reference import resolve
 
 
 @pytest.fixture(autouse=True)

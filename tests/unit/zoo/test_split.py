@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from reefknot.errors import DataError
-from reefknot.zoo import Data, Split, as_data, split
-from reefknot.zoo.data import shuffled
+from reefknot.lab.zoo import Data, Split, as_data, split
+from reefknot.lab.zoo.data import shuffled
 
 INPUTS = torch.arange(200, dtype=torch.float32).reshape(100, 2)
 LABELS = torch.arange(100) % 5
@@ -132,5 +132,5 @@ def test_as_data_accepts_data_and_tuples_of_2_or_4() -> None:
 
 @pytest.mark.parametrize("value", [None, INPUTS, (INPUTS,), (INPUTS, LABELS, INPUTS), (1, 2), {}])
 def test_as_data_says_what_it_accepts(value: object) -> None:
-    with pytest.raises(DataError, match=r"data 'mine': expected a reefknot.zoo.Data, or a tuple"):
+    with pytest.raises(DataError, match=r"expected a reefknot.lab.zoo.Data, or a tuple"):
         as_data(value, "mine")

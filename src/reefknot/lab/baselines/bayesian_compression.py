@@ -1,0 +1,364 @@
+"""Bayesian Compression: groups of weights share a noisy scale; groups that are noise are pruned.
+
+Takes     a model and settings.
+Gives     what `NoisyMethod` needs: Gaussians for weights and biases, a distribution for each
+          group's scale, and their KL to the priors.
+Paper     Louizos, Ullrich, Welling 2017; section 4 of ours compares with it.
+Unaware   of the training loop, the data and the file.
+
+A weight is z·w. The scale z belongs to its group: the weights of one input of a Linear, or of one
+output filter of a convolution, its bias among them. w is the model's own parameter plus Gaussian
+noise, with the prior N(0, 1); so is the bias of a Linear, which has no scale. Two priors for the
+scales:
+
+`gnj`   group normal-Jeffreys: p(z) ~ 1/|z|, posterior N(mu, var). A group is noise when
+        log alpha = log var − 2 log |mu| is large.
+
+`ghs`   group horseshoe: z = s·t with half-Cauchy s (of the layer, scale tau) and t (of the group,
+        scale 1). A half-Cauchy of scale k is the root of a Gamma(1/2, scale k²) times an inverse
+        Gamma(1/2, 1) variable; each of these four has a log-normal posterior, so z has one too:
+        log z ~ N(m, v) with m half the sum of the four means, v a quarter of that of the
+        variances. The KLs have closed forms. In a group that the data does not need, w returns to
+        its prior N(0, 1), and its scale shrinks, because the noise z·w costs less the smaller z is.
+        So groups are told apart by the mode of the scale, exp(m − v): a group is noise when
+        −log mode = v − m is large. The scale is relative to w ~ N(0, 1), so a layer of small
+        weights may need a larger threshold than the others.
+
+Only groups are pruned: every weight of a surviving group is kept, unless its unit is dead on the
+other side (`NoisyMethod`). Log-variances and scales must move by nine nats or more, and Adam moves
+each by about the sum of its learning rates, so theirs is larger than that of the means.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.errors import ConfigError
+from reefknot.lab.baselines.noisy import (
+    Layer,
+    NoisyLayer,
+    NoisyMethod,
+    apply,
+    draw,
+    log_alpha,
+    log_uniform_kl,
+    unit_gaussian_kl,
+)
+from reefknot.methods.hooks import Step
+from reefknot.methods.settings import (
+    are_clusters,
+    is_any_number,
+    is_choice,
+    is_number,
+    setting,
+)
+from reefknot.methods.tied import NumClusters
+
+Prior = Literal["gnj", "ghs"]
+Threshold = float | Mapping[str, float]
+
+THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.5}
+
+
+# -- the mathematics ------------------------------------------------------------------------
+
+
+def gamma_kl(mean: Tensor, log_variance: Tensor, log_scale: float) -> Tensor:
+    """KL from a log-normal, given by the mean and variance of its log, to Gamma(1/2, scale).
+
+    The entropy of the log-normal is mean + (1 + log 2 pi + log variance) / 2, its expectation is
+    exp(mean + variance / 2), and log Gamma(1/2) = (log pi) / 2.
+    """
+    expected = torch.exp(mean + log_variance.exp() / 2 - log_scale)
+    return expected - 0.5 * (mean - log_scale + log_variance + 1 + math.log(2))
+
+
+def inverse_gamma_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL from a log-normal to the inverse Gamma(1/2, 1): its inverse's KL to Gamma(1/2, 1)."""
+    return gamma_kl(-mean, log_variance, 0.0)
+
+
+# -- scales ---------------------------------------------------------------------------------
+
+
+_LEAST_SCALE = 1e-12  # above 0, because its logarithm is taken
+
+
+class Scales(ABC):
+    """The distributions of a layer's scales, one per group, in a shape that broadcasts."""
+
+    @abstractmethod
+    def sample(self, shape: Sequence[int]) -> Tensor:
+        """Samples of this shape, whose last dimensions are the groups'."""
+
+    @abstractmethod
+    def means(self) -> Tensor:
+        """The expected scales."""
+
+    @abstractmethod
+    def kl(self) -> Tensor:
+        """The KL divergence from the prior, a scalar."""
+
+    @abstractmethod
+    def noise(self) -> Tensor:
+        """How noisy each group is: the value that is compared with the threshold."""
+
+
+class JeffreysScales(Scales):
+    """z ~ N(mu, var), with the prior 1/|z|."""
+
+    def __init__(self, owner: NoisyLayer, like: Tensor, initial_log_variance: float) -> None:
+        self.mean = owner.learn("scale_mean", torch.ones_like(like))
+        start = torch.full_like(like, initial_log_variance)
+        self.log_variance = owner.learn("scale_log_variance", start)
+
+    def sample(self, shape: Sequence[int]) -> Tensor:
+        """Gaussian samples."""
+        return draw(self.mean.expand(shape), self.log_variance.exp())
+
+    def means(self) -> Tensor:
+        """The Gaussians' means."""
+        return self.mean
+
+    def kl(self) -> Tensor:
+        """The KL divergence, by Molchanov's fit."""
+        return log_uniform_kl(self.noise()).sum()
+
+    def noise(self) -> Tensor:
+        """Log alpha."""
+        return log_alpha(self.mean, self.log_variance)
+
+
+class HorseshoeScales(Scales):
+    """log z ~ N(m, v): half of log s_a + log s_b + log alpha + log beta, all Gaussian.
+
+    s_a and alpha have Gamma priors, s_b and beta inverse Gamma ones. All scales start at 1; for
+    the layer's that means s_a = tau² and s_b = 1 / tau², the cheapest way to make 1 of a small tau.
+    """
+
+    def __init__(
+        self, owner: NoisyLayer, like: Tensor, initial_log_variance: float, tau: float
+    ) -> None:
+        self.log_tau2 = 2 * math.log(tau)
+        one = like.new_ones((1,) * like.dim())
+        self.parts: dict[str, tuple[nn.Parameter, nn.Parameter]] = {
+            key: (
+                owner.learn(f"{key}_mean", torch.full_like(shaped, start)),
+                owner.learn(f"{key}_log_variance", torch.full_like(shaped, initial_log_variance)),
+            )
+            for key, shaped, start in (
+                ("s_a", one, self.log_tau2),
+                ("s_b", one, -self.log_tau2),
+                ("alpha", like, 0.0),
+                ("beta", like, 0.0),
+            )
+        }
+
+    def sample(self, shape: Sequence[int]) -> Tensor:
+        """Log-normal samples; the layer's own scale is drawn once for all groups."""
+        for_all = list(shape)
+        for_all[-self.parts["alpha"][0].dim()] = 1
+        layer_mean, layer_variance = self._log("s_a", "s_b")
+        group_mean, group_variance = self._log("alpha", "beta")
+        layer = draw(layer_mean.expand(for_all), layer_variance)
+        return torch.exp(layer + draw(group_mean.expand(shape), group_variance))
+
+    def means(self) -> Tensor:
+        """exp(m + v / 2)."""
+        mean, variance = self._log(*self.parts)
+        return torch.exp(mean + variance / 2)
+
+    def kl(self) -> Tensor:
+        """The KL divergence of the layer's scale and its groups' scales, in closed form."""
+        return (
+            gamma_kl(*self.parts["s_a"], self.log_tau2).sum()
+            + inverse_gamma_kl(*self.parts["s_b"]).sum()
+            + gamma_kl(*self.parts["alpha"], 0.0).sum()
+            + inverse_gamma_kl(*self.parts["beta"]).sum()
+        )
+
+    def noise(self) -> Tensor:
+        """−log mode = v − m."""
+        mean, variance = self._log(*self.parts)
+        return variance - mean
+
+    def _log(self, *keys: str) -> tuple[Tensor, Tensor]:
+        """Mean and variance of half the sum of these logarithms."""
+        means = [self.parts[key][0] for key in keys]
+        variances = [self.parts[key][1].exp() for key in keys]
+        return sum(means[1:], means[0]) / 2, sum(variances[1:], variances[0]) / 4
+
+
+# -- a layer --------------------------------------------------------------------------------
+
+
+class ScaledLayer(NoisyLayer):
+    """Weights z·w with Gaussian w; z per input of a Linear, per output filter of a convolution."""
+
+    def __init__(
+        self,
+        name: str,
+        layer: Layer,
+        *,
+        noisy_bias: bool,
+        tau: float | None,
+        initial_log_variance: float,
+        threshold: float,
+    ) -> None:
+        super().__init__(name, layer)
+        self.threshold = threshold
+        self.log_variance = self.learn(
+            "log_variance", torch.full_like(layer.weight, initial_log_variance)
+        )
+        self.bias_log_variance: nn.Parameter | None = None
+        if noisy_bias and layer.bias is not None:
+            start = torch.full_like(layer.bias, initial_log_variance)
+            self.bias_log_variance = self.learn("bias_log_variance", start)
+        like = _groups(layer)
+        self.scales: Scales = (
+            JeffreysScales(self, like, initial_log_variance)
+            if tau is None
+            else HorseshoeScales(self, like, initial_log_variance, tau)
+        )
+
+    def sample(self, x: Tensor) -> Tensor:
+        """Draw scales for each example, and then outputs as Gaussians given the scales."""
+        layer = self.layer
+        if isinstance(layer, nn.Linear):
+            x = x * self.scales.sample(x.shape)
+        bias_variance = None if self.bias_log_variance is None else self.bias_log_variance.exp()
+        mean = apply(layer, x, layer.weight, layer.bias)
+        variance = apply(layer, x.square(), self.log_variance.exp(), bias_variance)
+        if not isinstance(layer, nn.Linear):
+            places = len(layer.kernel_size)
+            z = self.scales.sample((*mean.shape[:-places], *[1] * places))
+            mean, variance = mean * z, variance * z.square()
+        return draw(mean, variance)
+
+    def means(self) -> tuple[Tensor, Tensor | None]:
+        """E[z]·w, and zero where the group is noise."""
+        weight, bias = self.layer.weight, self.layer.bias
+        scales = self.scales.means() * (self.scales.noise() < self.threshold)
+        if isinstance(self.layer, nn.Linear):
+            return weight * scales, bias
+        return weight * scales.unsqueeze(-1), None if bias is None else bias * scales.flatten()
+
+    def kl(self) -> Tensor:
+        """The KL divergence of weights, biases and scales."""
+        kl = unit_gaussian_kl(self.layer.weight, self.log_variance).sum() + self.scales.kl()
+        if self.layer.bias is not None and self.bias_log_variance is not None:
+            kl = kl + unit_gaussian_kl(self.layer.bias, self.bias_log_variance).sum()
+        return kl
+
+    def limit_(self, max_variance: float) -> None:
+        """Clamp the variances of weights and biases to this maximum."""
+        self.log_variance.clamp_(max=math.log(max_variance))
+        if self.bias_log_variance is not None:
+            self.bias_log_variance.clamp_(max=math.log(max_variance))
+
+
+def _groups(layer: Layer) -> Tensor:
+    """Zeros in the shape of the layer's scales: one per input, or per filter."""
+    if isinstance(layer, nn.Linear):
+        return layer.weight.new_zeros(layer.in_features)
+    return layer.weight.new_zeros(layer.out_channels, *[1] * len(layer.kernel_size))
+
+
+# -- the method -----------------------------------------------------------------------------
+
+
+def _are_thresholds(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for pattern, threshold in value.items():
+            yield from is_any_number(f"{name}.{pattern}", threshold)
+    elif value is not None:
+        yield from is_any_number(name, value)
+
+
+class BayesianCompression(NoisyMethod):
+    """Bayesian Compression: noisy weights, and a noisy scale for each input or filter."""
+
+    name: ClassVar[str] = "bayesian_compression"
+    noise_lr_factor: ClassVar[float] = 5.0
+
+    prior: Prior = setting(
+        default="gnj",
+        doc='of the scales: "gnj" (normal-Jeffreys) or "ghs" (horseshoe)',
+        check=is_choice("gnj", "ghs"),
+        kw_only=False,
+    )
+    num_clusters: NumClusters = setting(
+        default=33,
+        doc="K, zero included, or a table from group names to K",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    threshold: Threshold | None = setting(
+        default=None,
+        doc='groups whose scale has a log alpha ("gnj") or −log mode ("ghs") at or above this are '
+        "zero; a number, or a table from patterns of layer names to numbers, of which the first "
+        'match counts; None is -3 for "gnj" and 2.5 for "ghs"',
+        check=_are_thresholds,
+        kw_only=False,
+    )
+    initial_log_variance: float = setting(
+        default=-9.0, doc="of every weight, bias and scale at the start", check=is_any_number
+    )
+    first_layer_max_variance: float = setting(
+        default=0.04,
+        doc="the largest variance of the first layer's weights and biases",
+        check=is_number(least=_LEAST_SCALE),
+    )
+    global_scale: float = setting(
+        default=1e-5,
+        doc='tau, the prior scale of a layer\'s own half-Cauchy scale ("ghs" alone)',
+        check=is_number(least=_LEAST_SCALE),
+    )
+
+    def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
+        thresholds = _by_layer(self.threshold, THRESHOLDS[self.prior], list(layers))
+        return [
+            ScaledLayer(
+                name,
+                layer,
+                noisy_bias=self._is_tied(f"{name}.bias"),
+                tau=self.global_scale if self.prior == "ghs" else None,
+                initial_log_variance=self.initial_log_variance,
+                threshold=thresholds[name],
+            )
+            for name, layer in layers.items()
+        ]
+
+    def after_step(self, step: Step) -> None:
+        """Soft phase: clamp the first layer's variances. Hard phase: tie again."""
+        super().after_step(step)
+        if not self.hard:
+            first = self.layers[0]
+            assert isinstance(first, ScaledLayer)
+            first.limit_(self.first_layer_max_variance)
+
+
+def _by_layer(threshold: Threshold | None, default: float, names: list[str]) -> dict[str, float]:
+    """The threshold of each layer; every layer and every pattern must have a match."""
+    if not isinstance(threshold, Mapping):
+        return dict.fromkeys(names, default if threshold is None else float(threshold))
+    mistakes = [
+        f"threshold names {pattern!r}, but layers are {', '.join(names)}"
+        for pattern in threshold
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    found = {}
+    for name in names:
+        matching = [value for p, value in threshold.items() if fnmatchcase(name, p)]
+        if matching:
+            found[name] = float(matching[0])
+        else:
+            mistakes.append(f"threshold has no entry for the layer {name!r}")
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return found

@@ -1,0 +1,149 @@
+"""Deep Compression (Han, Mao and Dally, 2016), the first row of the paper's table.
+
+Takes     a model, preferably trained; how much to prune, in how many rounds; values per tensor.
+Gives     pruned weights, each tensor with a codebook of its own.
+Paper     section 4.3, Table 1; section 3.2 on averaged against summed gradients.
+Unaware   of the training loop, the data and the file.
+
+A weight is pruned if its magnitude is below a quality factor times the standard deviation of its
+tensor, zeros included. The factor rises linearly over the rounds, with training between them.
+Hardening clusters the rest of each tensor by k-means from evenly spaced centers. Then the shared
+values are trained, each by the sum of its weights' gradients, where APT takes the mean. By default
+biases and other vectors are neither pruned nor clustered, but kept exactly.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from torch import nn
+
+from reefknot.errors import ConfigError
+from reefknot.lab.baselines.pruned import PruningMethod
+from reefknot.methods.hooks import Step
+from reefknot.methods.settings import (
+    are_clusters,
+    are_patterns,
+    is_count,
+    is_number,
+    is_scope,
+    setting,
+)
+from reefknot.methods.tied import NumClusters
+from reefknot.tying.group import Shared
+from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
+
+Quality = float | Mapping[str, float]
+
+
+def _are_qualities(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield from is_number()(name, value)
+        return
+    for pattern, quality in value.items():
+        yield from is_number()(f"{name}.{pattern}", quality)
+
+
+class DeepCompression(PruningMethod):
+    """Deep Compression: iterated magnitude pruning, k-means per tensor, summed gradients."""
+
+    name: ClassVar[str] = "deep_compression"
+    shared: ClassVar[Shared] = "sum"
+
+    num_clusters: NumClusters = setting(
+        default=64,
+        doc="values of each tensor, zero included, or a table from tensor to number",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    quality: Quality = setting(
+        default=1.0,
+        doc="a weight below quality times the tensor's standard deviation is pruned; a number, or "
+        "a table from name patterns to numbers, of which the first match counts",
+        check=_are_qualities,
+        kw_only=False,
+    )
+    prune_every: int = setting(
+        default=1000,
+        doc="steps between two rounds of pruning; the first is after this many steps",
+        check=is_count("at least 1", least=1),
+    )
+    prune_rounds: int = setting(
+        default=5,
+        doc="how many rounds; round r of R prunes with quality·r/R; hardening before the last one "
+        "prunes with the full quality",
+        check=is_count("at least 1", least=1),
+    )
+    scope: Scope = setting(
+        default=TENSOR,
+        doc='which parameters share a codebook: "tensor", "network", or a table from group names '
+        "to name patterns, of which the first match counts",
+        check=is_scope,
+    )
+    exclude: Sequence[str] | str | None = setting(  # type: ignore[assignment]
+        default=None,
+        doc="patterns of the parameters to keep exactly; None: all with less than two dimensions, "
+        "such as biases",
+        check=are_patterns,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for group in self.groups for name in group.members]
+        self._quality = _quality_by_name(self.quality, names)
+
+    def _excluded(self) -> Sequence[str] | str:
+        return _vectors(self.model) if self.exclude is None else self.exclude
+
+    # -- training ---------------------------------------------------------------------------
+
+    def after_step(self, step: Step) -> None:
+        """Soft phase: keep zeros, prune when a round is due. Hard phase: tie again."""
+        super().after_step(step)
+        if self.hard or not step.ends_round:
+            return
+        rounds, rest = divmod(self.step, self.prune_every)
+        if rest == 0 and rounds <= self.prune_rounds:
+            self._prune_all(rounds / self.prune_rounds)
+
+    def _prune_all(self, share: float) -> None:
+        for group in self.groups:
+            for name, parameter in group.members.items():
+                deviation = float(parameter.detach().double().std(correction=0))
+                self._prune(group, name, share * self._quality[name] * deviation)
+
+    def harden(self) -> None:
+        """Prune if rounds are left, cluster each tensor, freeze the assignment."""
+        self._require_soft()
+        if self.step < self.prune_every * self.prune_rounds:
+            self._prune_all(1.0)
+        for group in self.groups:
+            group.start_sparse("even")
+        self._hardened()
+
+
+def _vectors(model: nn.Module) -> list[str]:
+    named = unwrapped(model).named_parameters()
+    return [original_name(name) for name, parameter in named if parameter.dim() < 2]
+
+
+def _quality_by_name(quality: Quality, names: list[str]) -> dict[str, float]:
+    """The factor of each parameter; every parameter and every pattern must have a match."""
+    if not isinstance(quality, Mapping):
+        return dict.fromkeys(names, float(quality))
+
+    def mistakes() -> Iterator[str]:
+        for pattern in quality:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                yield f"quality names {pattern!r}, which matches none of {names}"
+        for name in names:
+            if not any(fnmatchcase(name, pattern) for pattern in quality):
+                yield f"quality has no entry for {name!r}; give one, or exclude this parameter"
+
+    found = list(mistakes())
+    if found:
+        raise ConfigError(*found)
+    return {
+        name: next(float(q) for pattern, q in quality.items() if fnmatchcase(name, pattern))
+        for name in names
+    }

@@ -1,0 +1,104 @@
+"""The progress bar: phase, step, loss, validation error, density, size and target, clusters."""
+
+import contextlib
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from reefknot.lab.runs import training
+from reefknot.progress import listening
+
+_PHASES = {"": "training", "train": "training"}  # others are shown as they are
+
+
+class ProgressBar:
+    """Shows a run; if the output is not a terminal, one line per measurement instead."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        self._console = console
+        self._facts: dict[str, Any] = {}
+        self._loss: float | None = None
+        self._phase = ""
+        self._shown = 0.0
+        self._alone = contextlib.ExitStack()
+        self._bar = _TwoLines(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(self._description(), total=total, facts="")
+
+    def __enter__(self) -> Self:
+        self._alone.enter_context(listening(None))  # one bar at a time
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        self._alone.close()
+
+    def stepped(self, progress: training.Progress) -> None:
+        """A step is done; the bar itself is drawn a few times a second."""
+        self._loss, self._phase = progress.loss, progress.phase
+        now = time.monotonic()
+        if now - self._shown > 0.1 or progress.event != "step":
+            self._shown = now
+            self._bar.update(
+                self._task,
+                completed=progress.step,
+                description=self._description(),
+                facts=self._text(),
+            )
+
+    def measured(self, row: dict[str, Any]) -> None:
+        """A measurement was written."""
+        self._facts = row
+        self._phase = row["phase"]
+        if not self._console.is_terminal:
+            self._loss = row["loss"]
+            # Rich takes a file or a pipe for 80 columns wide, and would break the line there.
+            self._console.print(
+                f"{self._description()} {row['step']:,} {self._text()}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _description(self) -> str:
+        return _PHASES.get(self._phase, self._phase)
+
+    def _text(self) -> str:
+        parts = []
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.{'4f' if self._loss < 1000 else '3g'}}")
+        if (error := self._facts.get("val_error")) is not None:
+            parts.append(f"val {error:.2f} %")
+        if (density := self._facts.get("density")) is not None:
+            parts.append(f"density {density:.4f}")
+        if (size := self._facts.get("predicted_bytes")) is not None:
+            target = self._facts.get("target_bytes")
+            parts.append(f"{size:,} {f'of {target:,} ' if target else ''}bytes")
+        if clusters := self._facts.get("num_clusters"):
+            parts.append(f"K {clusters}")
+        return "  ".join(parts)
+
+
+class _TwoLines(Progress):
+    """The bar, and the figures below it: side by side they are too long for 80 columns."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        for task in self.tasks:
+            yield Text(task.fields["facts"])

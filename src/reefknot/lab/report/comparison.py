@@ -1,0 +1,144 @@
+"""Runs side by side: error against bytes, their curves, and a table.
+
+Takes     what is known of each run, of which much may be missing.
+Gives     a document, and the Pareto front of some points.
+Unaware   of files, of how runs are made, and of searches.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reefknot.lab.report import tables
+from reefknot.lab.report.document import document, gallery
+from reefknot.lab.report.figure import MAX_POINTS, Figure
+from reefknot.lab.report.markup import tag, text
+from reefknot.lab.report.svg import Chart, is_log, padded
+from reefknot.lab.report.wording import count, number, percent, plain
+
+MAX_CURVES = 64  # more cannot be told apart
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run: its name, its result, and the entries in which it differs from the others."""
+
+    name: str
+    state: str = "finished"
+    file_bytes: float | None = None
+    val_error: float | None = None
+    test_error: float | None = None
+    curve: Sequence[tuple[float, float]] = ()  # share of the steps, validation error in percent
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The Pareto front: points that no other point beats in one value and equals in the other.
+
+    Of equal points it has the first.
+
+    >>> front_of([(800, 2.0), (400, 3.0), (600, 3.0), (400, 3.0), (900, 2.5)])
+    [1, 0]
+    """
+    found: list[int] = []
+    for place in sorted(range(len(points)), key=lambda place: (points[place], place)):
+        if not found or points[place][1] < points[found[-1]][1]:
+            found.append(place)
+    return found
+
+
+def render_comparison(title: str, lead: str, runs: Sequence[Compared]) -> str:
+    """A page about several runs; those on the front come first, the smallest on top."""
+    measured = [(one, *_point(one)) for one in runs if _is_measured(one)]
+    front = [measured[place][0] for place in front_of([(x, y) for _, x, y in measured])]
+    others = [one for one in runs if all(one is not other for other in front)]
+    header = tag(
+        "header",
+        tag("p", text("reefknot comparison of runs"), class_="mark"),
+        tag("h1", text(title)),
+        tag("p", text(lead), class_="method"),
+    )
+    note = "On the front, in colour, is what no other run beats in both bytes and validation error."
+    drawn = [*_error_and_bytes(front, others), *_curves(front, others)]
+    shown = tag("section", tag("h2", "Runs"), _table(front, others))
+    return document(title, [header, gallery("Error and bytes", note, drawn), shown])
+
+
+def _is_measured(one: Compared) -> bool:
+    size, error = number(one.file_bytes), number(one.val_error)
+    return size is not None and size > 0 and error is not None
+
+
+def _point(one: Compared) -> tuple[float, float]:
+    return number(one.file_bytes) or 0.0, number(one.val_error) or 0.0
+
+
+def _told(one: Compared) -> str:
+    return f"{one.name}: {count(one.file_bytes)} bytes, {percent(one.val_error)}"
+
+
+def _error_and_bytes(front: Sequence[Compared], others: Sequence[Compared]) -> list[Figure]:
+    if not front:
+        return []
+    behind = [one for one in others if _is_measured(one)]
+    sizes, errors = zip(*map(_point, [*front, *behind]), strict=True)
+    log = is_log(errors)
+    chart = Chart(
+        padded(sizes, log=True),
+        padded(errors, log=log),
+        f"Validation error against bytes of {len(sizes)} runs, {len(front)} on the front.",
+        log=log,
+        x_label="bytes",
+        log_x=True,
+    )
+    for one in behind:
+        chart.dot(*_point(one), kind="zero", title=_told(one))
+    chart.line([_point(one) for one in front])
+    for one in front:
+        chart.dot(*_point(one), kind="a", title=_told(one))
+    return [Figure("Validation error against bytes", "percent; sizes by ratio", chart.render())]
+
+
+def _curves(front: Sequence[Compared], others: Sequence[Compared]) -> list[Figure]:
+    shown = [one for one in [*front, *others] if len(one.curve) > 1][:MAX_CURVES]
+    errors = [error for one in shown for _, error in one.curve]
+    if not errors:
+        return []
+    log = is_log(errors)
+    label = f"Validation error over training of {len(shown)} runs."
+    chart = Chart((0.0, 1.0), padded(errors, log=log), label, log=log, x_label="share")
+    for one in reversed(shown):  # those on the front above the others
+        kind = "a" if any(one is other for other in front) else "zero"
+        step = -(-len(one.curve) // MAX_POINTS)
+        points = [*one.curve[:-1:step], one.curve[-1]]
+        chart.line(points, kind=kind, title=f"{one.name}, {one.state}")
+        if one.state == "pruned":
+            chart.end(points[-1:], "", kind=kind)
+    note = "over the share of the steps that are done; a dot ends a run that was given up"
+    return [Figure("Validation error", f"percent, {note}", chart.render())]
+
+
+def _table(front: Sequence[Compared], others: Sequence[Compared]) -> str:
+    heads = [("Run", ""), ("State", ""), ("Bytes", "num"), ("Validation error", "num")]
+    with_test = any(number(one.test_error) is not None for one in front)
+    if with_test:
+        heads.append(("Test error", "num"))
+    heads.append(("Values", ""))
+    rows = []
+    for one in [*front, *others]:
+        state = "on the front" if any(one is other for other in front) else one.state
+        cells = [count(one.file_bytes), percent(one.val_error)]
+        cells += [percent(one.test_error)] if with_test else []
+        values = ", ".join(f"{key} = {_value(value)}" for key, value in one.values.items())
+        rows.append(
+            tag("th", text(one.name), scope="row")
+            + tag("td", text(state), class_="soft")
+            + "".join(tag("td", text(cell), class_="num") for cell in cells)
+            + tag("td", text(values))
+        )
+    return tables.table(heads, rows, label="Runs", wide=True)
+
+
+def _value(value: object) -> str:
+    known = number(value)
+    return str(value) if known is None else plain(known)

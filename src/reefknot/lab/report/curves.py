@@ -1,0 +1,291 @@
+"""Curves: what changes over the steps of a run.
+
+Takes     its metrics, line by line as they were written.
+Gives     figures of losses, error, time, size, assignments and the paths of the centers.
+Paper     figure 2 (losses and errors), appendix (centers, assignments).
+Unaware   of the state that the run ended with, and of the page.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reefknot.lab.report.figure import MAX_GROUPS, MAX_POINTS, Figure, Metrics, Numbers, sign_kind
+from reefknot.lab.report.svg import Chart, Point, is_log, padded
+from reefknot.lab.report.wording import count, mapping, number, numbers, percent, plain, share
+
+MAX_CURVES = 64  # in one figure of centers
+
+PHASES = {"soft": "soft tying", "hard": "hard tying"}  # others are shown under their own names
+FROZEN = ("hard", "frozen")  # phases in which no weight changes its cluster
+UNNAMED = ("", "train")  # phases of a run that has only one
+
+
+class Phase(NamedTuple):
+    """A stretch of steps that belong together."""
+
+    start: float
+    end: float
+    name: str
+
+
+def in_order(metrics: Sequence[object]) -> list[dict[str, Any]]:
+    """The rows that have a step, without those that a resumed run has written again.
+
+    A killed run resumes from its last checkpoint: its steps jump back, and rows after that
+    checkpoint are written a second time.
+    """
+    kept: list[dict[str, Any]] = []
+    for line in metrics:
+        step = number(mapping(line).get("step"))
+        if step is None:
+            continue
+        while kept and kept[-1]["step"] > step:
+            kept.pop()
+        kept.append({**mapping(line), "step": step})
+    return kept
+
+
+def phases(metrics: Metrics) -> list[Phase]:
+    """The phases of a run; one begins where the phase before it was last seen."""
+    found: list[Phase] = []
+    for line in metrics:
+        name = str(line.get("phase") or "")
+        step = float(line["step"])
+        if found and found[-1].name == name:
+            found[-1] = found[-1]._replace(end=step)
+        else:
+            found.append(Phase(found[-1].end if found else step, step, name))
+    return found
+
+
+def _thinned(metrics: Metrics, most: int) -> Metrics:
+    """Evenly chosen lines, first and last among them, and both sides of every change of phase."""
+    if len(metrics) <= most:
+        return metrics
+    chosen = set(np.linspace(0, len(metrics) - 1, max(most, 2)).astype(int).tolist())
+    for place in range(1, len(metrics)):
+        if metrics[place].get("phase") != metrics[place - 1].get("phase"):
+            chosen |= {place - 1, place}
+    return [metrics[place] for place in sorted(chosen)]
+
+
+def _chart(
+    metrics: Metrics, values: Sequence[float], label: str, *, log: bool, zero: bool, height: float
+) -> Chart:
+    """An empty chart over the steps of a run, with its phases."""
+    first, last = metrics[0]["step"], metrics[-1]["step"]
+    chart = Chart(
+        x_range=(0.0 if 0 < first < 0.1 * last else first, last),
+        y_range=padded(values, log=log, zero=zero),
+        label=label,
+        log=log,
+        height=height,
+    )
+    for place, phase in enumerate(phases(metrics)):
+        if phase.name not in UNNAMED:
+            name = PHASES.get(phase.name, phase.name)
+            start = phase.start if place else chart.x.low
+            chart.phase(start, phase.end, name, shaded=phase.name in FROZEN)
+    return chart
+
+
+def phases_told(metrics: Metrics) -> str:
+    """The names of all phases in order; in a chart, a short one has no room for its name."""
+    names = list(dict.fromkeys(phase.name for phase in phases(metrics)))
+    told = [
+        PHASES.get(name, name) + (" (shaded)" if name in FROZEN else "")
+        for name in names
+        if name not in UNNAMED
+    ]
+    return ", ".join(told)
+
+
+def _curve(
+    metrics: Metrics,
+    key: str,
+    title: str,
+    note: str,
+    *,
+    shown: Callable[[float], str],
+    factor: float = 1.0,
+    zero: bool = True,
+    level: float | None = None,
+) -> Figure | None:
+    """One quantity over steps; log scale when it covers more than a decade or so."""
+    lines = [line for line in metrics if number(line.get(key)) is not None]
+    if not lines:
+        return None
+    drawn = _thinned(metrics, MAX_POINTS)
+    points: list[Point] = []
+    for line in drawn:
+        value = number(line.get(key))
+        points.append((line["step"], None if value is None else factor * value))
+    values = [value for _, value in points if value is not None]
+    if not values:
+        return None
+    # Exact zeros (the penalty once weights are tied) have no place on a log scale; the rest may.
+    positive = [value for value in values if value > 0]
+    log = is_log(positive) and min(values) >= 0
+    first, last = values[0], values[-1]
+    lowest = min(values)
+    label = (
+        f"{title} over {len(lines)} measurements: {shown(first)} at first, "
+        f"{shown(last)} at the end, {shown(lowest)} at its lowest."
+    )
+    spread = [*(positive if log else values), *([level] if level else [])]
+    chart = _chart(metrics, spread, label, log=log, zero=zero, height=236.0)
+    if level:
+        chart.level(level)
+    chart.line(points)
+    told = [(plain(step), "" if v is None else shown(v)) for step, v in points]
+    chart.touch(points, [f"step {step}: {value}" for step, value in told])
+    shows_last = not (log and last <= 0)
+    if shows_last:
+        chart.end(points, shown(last))
+    notes = [note] if note else []
+    if log:
+        notes.append("log scale")
+    if not shows_last:
+        notes.append("zero at the end")
+    listed = Numbers(("Step", title), [row for row in told if row[1]])
+    return Figure(title, ", ".join(notes), chart.render(), numbers=listed)
+
+
+def _share(value: float) -> str:
+    return share(value / 100)
+
+
+def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -> list[Figure]:
+    """The curves of a run: losses, error, time; where it tied, size and how assignments settle."""
+    if not metrics:
+        return []
+    found = [
+        _curve(metrics, "loss", "Data loss", "without penalties", shown=lambda v: plain(v, 3)),
+        _curve(
+            metrics,
+            "kmeans_penalty",
+            "k-means penalty",
+            "half the squared distance to the centers",
+            shown=lambda v: plain(v, 3),
+        ),
+        _curve(metrics, "val_error", "Validation error", "percent", shown=percent),
+    ]
+    if tied:
+        found += _tying(metrics, file_bytes)
+    found.append(
+        _curve(
+            metrics,
+            "step_seconds",
+            "Time of a step",
+            "milliseconds, means since the last measurement",
+            shown=lambda v: plain(v, 3),
+            factor=1000.0,
+        )
+    )
+    return [figure for figure in found if figure]
+
+
+def _tying(metrics: Metrics, file_bytes: float | None) -> list[Figure | None]:
+    """How the assignments settle, and what that does to the size."""
+    target, density = (_last(metrics, key) for key in ("target_bytes", "target_density"))
+    size, dashed = (target, "target") if target else (file_bytes, "file")
+    if size is not None and size <= 0:
+        size = None
+    in_bytes = f"; dashed: the {dashed}, {count(size)} bytes" if size else ""
+    in_percent = f"; dashed: the target, {share(density)}" if density else ""
+    return [
+        _curve(
+            metrics,
+            "changed",
+            "Changed assignments",
+            "percent of weights, at each refit",
+            shown=_share,
+            factor=100.0,
+        ),
+        _curve(
+            metrics,
+            "density",
+            "Density",
+            f"percent not zero{in_percent}",
+            shown=_share,
+            factor=100.0,
+            level=100 * density if density else None,
+        ),
+        _curve(
+            metrics,
+            "predicted_bytes",
+            "Predicted size",
+            f"bytes, while training{in_bytes}",
+            shown=lambda v: plain(v, 4) if v < 1e5 else f"{plain(v / 1e3, 3)}k",
+            level=size,
+        ),
+    ]
+
+
+def _last(metrics: Metrics, key: str) -> float | None:
+    """The last positive number under a key."""
+    told = (number(line.get(key)) for line in reversed(metrics))
+    return next((value for value in told if value is not None and value > 0), None)
+
+
+def centers(metrics: Metrics) -> list[Figure]:
+    """The path of every shared value, shaded by one standard deviation of its weights."""
+    groups: dict[str, int] = {}
+    for line in metrics:
+        for group, values in mapping(line.get("centers")).items():
+            groups[group] = max(groups.get(group, 0), len(numbers(values)))
+    several = len(groups) > 1
+    found = (
+        _centers(metrics, group, size, several=several) for group, size in groups.items() if size
+    )
+    return [figure for figure in found if figure][:MAX_GROUPS]
+
+
+def _centers(metrics: Metrics, group: str, size: int, *, several: bool) -> Figure | None:
+    curves = sorted(set(np.linspace(0, size - 1, min(size, MAX_CURVES)).astype(int).tolist()))
+    drawn = _thinned(metrics, min(MAX_POINTS, max(40, 6000 // len(curves))))
+    rows = [numbers(mapping(line.get("centers")).get(group)) for line in drawn]
+    wide = [numbers(mapping(line.get("spreads")).get(group)) for line in drawn]
+    steps = [float(line["step"]) for line in drawn]
+    paths: dict[int, list[tuple[float, float | None, float]]] = {}
+    for curve in curves:
+        paths[curve] = [
+            (
+                step,
+                row[curve] if curve < len(row) else None,
+                (spreads[curve] or 0.0) if curve < len(spreads) else 0.0,
+            )
+            for step, row, spreads in zip(steps, rows, wide, strict=True)
+        ]
+    seen = [(c, s) for path in paths.values() for _, c, s in path if c is not None]
+    if not seen:
+        return None
+    with_bands = size <= MAX_CURVES and any(spread > 0 for _, spread in seen)
+    reach = [c + sign * (s if with_bands else 0.0) for c, s in seen for sign in (-1, 1)]
+    title = f"Centers of {group}" if several else "Cluster centers"
+    lasts = [
+        next((c for _, c, _ in reversed(path) if c is not None), None) for path in paths.values()
+    ]
+    ends = [value for value in lasts if value is not None]
+    label = (
+        f"{title}: the paths of {count(len(curves))} of {count(size)} centers; "
+        f"at the end they lie between {plain(min(ends))} and {plain(max(ends))}."
+    )
+    chart = _chart(metrics, reach, label, log=False, zero=False, height=380.0)
+    for path, last in zip(paths.values(), lasts, strict=True):
+        if last is None:
+            continue
+        kind = sign_kind(last)
+        if with_bands:
+            chart.band(
+                [(x, *((None, None) if c is None else (c - s, c + s))) for x, c, s in path],
+                kind=kind,
+            )
+        chart.line([(x, c) for x, c, _ in path], kind=kind, title=f"ends at {plain(last)}")
+    notes = ["shaded by one standard deviation of the weights in each"] if with_bands else []
+    if len(curves) < size:
+        notes.append(f"{len(curves)} of {count(size)} drawn")
+    listed = Numbers(("Center", "Ends at"), [(str(n + 1), plain(v)) for n, v in enumerate(ends)])
+    return Figure(title, ", ".join(notes), chart.render(), numbers=listed)

@@ -1,0 +1,120 @@
+"""metrics.jsonl, and what else a run must remember across interruptions.
+
+Takes     losses, and what was measured at a step.
+Gives     a row for each measurement, appended to the file and kept for the checkpoint.
+Unaware   of what is measured.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reefknot.errors import FormatError, ReefknotError
+from reefknot.files import read_bytes, write_atomically
+from reefknot.lab.runs.record import Record
+
+
+class Journal:
+    """metrics.jsonl and what else a run must remember across interruptions.
+
+    A checkpoint holds the rows as well, so that a resumed run has each of them exactly once,
+    whatever happened to the file meanwhile.
+    """
+
+    def __init__(self, folder: Path, saved: dict[str, Any] | None) -> None:
+        self.folder = folder
+        self.path = folder / "metrics.jsonl"
+        self.notes: dict[str, float] = dict(saved["notes"]) if saved else {}
+        self._loss: float = saved["loss"] if saved else 0.0
+        self._step_seconds: float = saved["step_seconds"] if saved else 0.0
+        self._count: int = saved["count"] if saved else 0
+        self._seconds_before = saved["seconds"] if saved else 0.0
+        self._began = time.monotonic()
+        self.errors: list[tuple[int, float]] = []  # after which step, and the validation error
+        if saved:
+            self.errors += [(int(step), error) for step, error in saved["errors"].tolist()]
+        self._rows = bytearray(saved["rows"].numpy().tobytes() if saved else b"")
+        write_atomically(self.path, bytes(self._rows))
+
+    @staticmethod
+    def mistakes(saved: dict[str, Any]) -> Iterator[str]:
+        """What is wrong with a saved journal."""
+        times = {"seconds": float, "step_seconds": float}
+        tensors = {"rows": Tensor, "errors": Tensor}
+        kinds = {"notes": dict, "loss": float, "count": int, **times, **tensors}
+        if {key: type(value) for key, value in saved.items()} != kinds:
+            yield "its journal has other entries than a run saves"
+            return
+        if not all(type(value) is float for value in saved["notes"].values()):
+            yield "the notes of its journal are no numbers"
+        if saved["rows"].dtype != torch.uint8 or saved["rows"].dim() != 1:
+            yield "the rows of its journal are no text"
+        errors = saved["errors"]
+        if errors.dtype != torch.float64 or errors.dim() != 2 or errors.shape[1] != 2:
+            yield "the errors of its journal are no pairs of numbers"
+        elif not bool(errors.isfinite().all()):
+            yield "an error of its journal is not finite"
+        if saved["count"] < 0 or not all(0 <= saved[key] < float("inf") for key in times):
+            yield "its journal has a negative or endless count"
+        if not math.isfinite(saved["loss"]):
+            yield "the loss of its journal is not finite"
+
+    @property
+    def seconds(self) -> float:
+        """The time spent, including what was spent before interruptions."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def add_step(self, loss: float, seconds: float) -> None:
+        """Add the data loss and the time of one step to the means."""
+        self._loss, self._count = self._loss + loss, self._count + 1
+        self._step_seconds += seconds
+
+    def measure(self, step: int, *, lr: float, val_error: float, stats: dict[str, Any]) -> Record:
+        """Write one row: means over the steps since the last row, and the current measurements."""
+        row = {
+            **stats,
+            "step": step,
+            "lr": lr,
+            "loss": self._loss / max(self._count, 1),
+            "val_error": val_error,
+            "step_seconds": round(self._step_seconds / max(self._count, 1), 6),
+            "seconds": round(self.seconds, 3),
+        }
+        self._loss, self._step_seconds, self._count = 0.0, 0.0, 0
+        self.errors.append((step, val_error))
+        text = (json.dumps(row) + "\n").encode()
+        self._rows += text
+        try:
+            with self.path.open("ab") as file:
+                file.write(text)
+        except OSError as error:
+            raise ReefknotError(f"{self.path} could not be written: {error.strerror}") from error
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint saves of the journal."""
+        return {
+            "notes": dict(self.notes),
+            "loss": self._loss,
+            "step_seconds": self._step_seconds,
+            "count": self._count,
+            "seconds": self.seconds,
+            "rows": torch.from_numpy(np.array(self._rows, np.uint8)),
+            "errors": torch.tensor(self.errors, dtype=torch.float64).reshape(-1, 2),
+        }
+
+
+def read_rows(folder: Path) -> list[Record]:
+    """The rows that a run has written so far."""
+    path = folder / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in read_bytes(path).splitlines()]
+    except ValueError as error:
+        raise FormatError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,231 @@
+"""The smallest file that keeps the error: runs of one recipe at several sizes.
+
+Takes     a `Config` with a budget of bytes, and how many points the validation error may grow.
+Gives     the run of the smallest file that keeps to it, as a run's folder; every try in tries/,
+          and all of them in smallest.json.
+Unaware   of which method it runs and of how tries are shown.
+
+The error is compared with that of the dense network: one that is given, that of the recipe's
+`start`, or of a run without compression in baseline/. Sizes are halved or doubled until one try
+keeps to it and one does not; from there on their geometric mean is tried. Nothing here looks at
+test data before a try is chosen.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reefknot.errors import CheckError, ConfigError, FormatError, TyingError
+from reefknot.files import read_bytes, write_atomically
+from reefknot.format import open_state
+from reefknot.lab.baselines import BASELINE
+from reefknot.lab.report import write_report
+from reefknot.lab.runs.config import Config, with_entries
+from reefknot.lab.runs.evaluation import errors_on_test
+from reefknot.lab.runs.folder import clear, config_text, locked, names_in, remove
+from reefknot.lab.runs.parts import network_and_data
+from reefknot.lab.runs.record import Record, read_record, write_record
+from reefknot.lab.runs.run import Display, run
+from reefknot.lab.runs.training import error_percent
+
+TRIES = 8
+CLOSE = 1.02  # sizes that differ by less are not worth another run
+STATE = "smallest.json"
+_COPIED = ("metrics.jsonl", "model.reef")
+
+
+class Try(NamedTuple):
+    """One size, and what came of it; where it cannot be had there is no file, but a reason."""
+
+    target_bytes: int
+    file_bytes: int | None
+    val_error: float | None
+    keeps: bool  # to the error that is allowed
+    reason: str = ""
+
+
+def smallest(
+    config: Config,
+    folder: Path,
+    *,
+    max_error_increase: float,
+    reference_error: float | None = None,
+    resume: bool = False,
+    force: bool = False,
+    display: Display | None = None,
+    tell: Callable[[Try], None] = lambda _: None,
+) -> Record:
+    """Find it; gives the record of its run.
+
+    Args:
+        config: what to train, and how; its `target_bytes` is tried first.
+        folder: a new or empty one.
+        max_error_increase: how many points of validation error compression may cost.
+        reference_error: the error to compare with, in percent; that of the dense network if None.
+        resume: go on in a folder that was begun with this configuration; finished tries are kept.
+        force: begin anew in such a folder.
+        display: is told of every step.
+        tell: is told of every try.
+    """
+    first = config.settings.get("target_bytes")
+    if not isinstance(first, int):
+        raise ConfigError("--max-error-increase tries sizes, so it needs settings.target_bytes")
+    config = replace(config, search={})
+    unseen = replace(config, evaluate_test=False)
+    model, data = network_and_data(unseen)  # mistakes in names are found before anything is made
+    with locked(folder, make=not resume):
+        _claim(folder, config, resume=resume, force=force)
+        if reference_error is None and config.start is not None:
+            reference_error = error_percent(model, *data.validation, exact=True)
+        elif reference_error is None:
+            reference_error = _dense(unseen, folder, display)["val_error"]
+        allowed = reference_error + max_error_increase
+        most = sum(value.nbytes for value in model.state_dict().values())
+        tries: list[Try] = []
+        while len(tries) < TRIES and (target := next_target(tries, first, most)) is not None:
+            tries.append(_tried(unseen, target, folder, allowed, display))
+            _note(folder, config, reference_error, max_error_increase, tries)
+            tell(tries[-1])
+        chosen = min((t for t in tries if t.keeps), key=_bytes, default=None)
+        if chosen is None:
+            raise CheckError(_none_keeps(tries, reference_error, max_error_increase))
+        return _conclude(config, folder, chosen, reference_error)
+
+
+def next_target(tries: Sequence[Try], first: int, most: int) -> int | None:
+    """The size to try next; None if there is nothing left to find out.
+
+    >>> next_target([], 800, 100_000)
+    800
+    >>> next_target([Try(800, 790, 2.0, True)], 800, 100_000)
+    395
+    >>> next_target([Try(800, 790, 2.0, True), Try(395, 390, 4.0, False)], 800, 100_000)
+    559
+    """
+    high = min((_bytes(t) for t in tries if t.keeps), default=None)
+    fails = (t.target_bytes for t in tries if not t.keeps)
+    low = max((size for size in fails if high is None or size < high), default=None)
+    if low is None:
+        return first if high is None else high // 2 or None
+    if high is None:
+        return min(2 * low, most) if low < most else None
+    middle = round(math.sqrt(low * high))
+    return middle if low < middle < high and high > CLOSE * low else None
+
+
+def _bytes(one: Try) -> int:
+    """What a try has shown to be enough."""
+    return one.target_bytes if one.file_bytes is None else min(one.target_bytes, one.file_bytes)
+
+
+def _tried(
+    config: Config, target: int, folder: Path, allowed: float, display: Display | None
+) -> Try:
+    place = folder / "tries" / str(target)
+    sized = with_entries(config, {"settings.target_bytes": target})
+    try:
+        record = run(sized, place, resume=place.exists(), display=display)
+    except (ConfigError, TyingError) as error:  # all else in the recipe was good for the reference
+        return Try(target, None, None, False, str(error))
+    keeps = record["val_error"] <= allowed + 1e-9
+    return Try(target, record["file_bytes"], record["val_error"], keeps)
+
+
+def _dense(config: Config, folder: Path, display: Display | None) -> Record:
+    plain, place = replace(config, method=BASELINE, settings={}), folder / "baseline"
+    return run(plain, place, resume=place.exists(), display=display)
+
+
+# -- the folder -----------------------------------------------------------------------------
+
+
+def _claim(folder: Path, config: Config, *, resume: bool, force: bool) -> None:
+    """Make the folder this search's own, or say why not; it is locked."""
+    text = config_text(folder, config)
+    names = {name for name in names_in(folder) if not name.endswith(".tmp")}
+    if resume and STATE in names:
+        before = _state(folder)
+        if before.get("recipe") != text:
+            raise ConfigError(
+                f"{folder} was started with another configuration; resume with the same one, add "
+                "--force to begin anew, or choose another --out"
+            )
+        return
+    if force and STATE in names:
+        for place in (folder / "tries").glob("*"):
+            clear(place)
+            with suppress(OSError):  # somebody else's file is in it
+                place.rmdir()
+        clear(folder)
+        remove(folder, [STATE])
+    elif names:
+        raise ConfigError(
+            f"{folder} holds something else than what --max-error-increase writes; choose another "
+            "--out"
+            if resume or force
+            else f"{folder} is there already; add --resume to go on in it, --force to begin anew, "
+            "or choose another --out"
+        )
+    _write_state(folder, {"recipe": text})
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_bytes(folder / STATE))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{folder / STATE} is damaged: {error}; add --force") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _write_state(folder: Path, state: dict[str, Any]) -> None:
+    write_atomically(folder / STATE, (json.dumps(state, indent=2) + "\n").encode())
+
+
+def _note(
+    folder: Path, config: Config, reference: float, increase: float, tries: Sequence[Try]
+) -> None:
+    state = {
+        "recipe": config_text(folder, config),
+        "reference_error": reference,
+        "max_error_increase": increase,
+        "tries": [one._asdict() for one in tries],
+    }
+    _write_state(folder, state)
+
+
+# -- after ----------------------------------------------------------------------------------
+
+
+def _conclude(config: Config, folder: Path, chosen: Try, reference: float) -> Record:
+    """The chosen run becomes the folder's own, and is the only one that meets test data."""
+    place = folder / "tries" / str(chosen.target_bytes)
+    sized = with_entries(config, {"settings.target_bytes": chosen.target_bytes})
+    for name in _COPIED:
+        write_atomically(folder / name, read_bytes(place / name))
+    write_atomically(folder / "config.toml", config_text(folder, sized).encode())
+    plain = folder / "baseline" / "model.reef"
+    files: list[Path | None] = [folder / "model.reef"]
+    if plain.exists() or config.start is not None:
+        files.append(plain if plain.exists() else None)
+    test, *dense_test = errors_on_test(sized, files)
+    record = read_record(place) | {"test_error": test, "dense_val_error": reference}
+    record["dense_test_error"] = dense_test[0] if dense_test else None
+    write_record(folder, record)
+    write_report(folder, open_state(folder / "model.reef"))
+    return record
+
+
+def _none_keeps(tries: Sequence[Try], reference: float, increase: float) -> str:
+    measured = [t for t in tries if t.val_error is not None]
+    if not measured:
+        return f"no size could be had: {tries[-1].reason}"
+    best = min(measured, key=lambda t: t.val_error or 0.0)
+    return (
+        f"none of {len(tries)} sizes keeps the validation error within {increase:g} points of "
+        f"{reference:.2f} %; the best, {best.file_bytes:,} bytes, has {best.val_error:.2f} %. "
+        "Train longer, or allow more with --max-error-increase"
+    )

@@ -1,0 +1,223 @@
+"""Trials in Optuna's storage: taken by workers, and told their results.
+
+Takes     a folder, where the storage is, and what is searched.
+Gives     `Study`, from which workers on any machine take trials; a trial belongs to one worker.
+Unaware   of how a trial is run.
+
+A trial that a worker has taken is running, for Optuna, until its result is told. If the worker
+dies, the next one that looks for work takes the same trial, with the same values, and resumes it
+from its checkpoint.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reefknot.errors import ConfigError, ReefknotError
+from reefknot.lab.searching.locks import forget_dead, is_dead, mutex
+from reefknot.lab.searching.pruning import Curve, Finished
+from reefknot.lab.searching.space import Range, Space, Value
+
+try:
+    import optuna
+except ImportError as error:
+    raise ReefknotError('a search needs Optuna: pip install "reefknot[search]"') from error
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+MAX_DEATHS = 3  # of workers in one trial, which may be what kills them
+_UNCLAIMED = timedelta(minutes=1)  # older trials without a worker: it was killed while taking them
+_STATES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+}
+
+
+class Task(NamedTuple):
+    """A trial that this worker has taken: its number and its values."""
+
+    number: int
+    values: dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is known of a trial; errors are of validation data."""
+
+    number: int
+    state: str  # finished, pruned, failed, running or waiting
+    values: dict[str, Value]
+    val_error: float | None = None
+    file_bytes: int | None = None
+    curve: Curve = ()
+    reason: str = ""
+
+
+class Study:
+    """The trials of one search, wherever they are kept.
+
+    Args:
+        folder: the folder of the search, which also holds the locks.
+        space: what is searched.
+        recipe: the text of the configuration; it must be that with which the study was started.
+        storage: None for a SQLite file in the folder, a URL of a database, or a journal file.
+        seed: of the values that are tried.
+    """
+
+    def __init__(
+        self, folder: Path, space: Space, recipe: str, *, storage: str | None, seed: int
+    ) -> None:
+        self.folder, self.space, self.seed = folder, space, seed
+        self._where = storage or str(folder / "study.db")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with mutex(folder), self._failures("could not be opened"):
+            self._study = optuna.create_study(
+                storage=_storage(storage, folder),
+                study_name=folder.absolute().name,
+                directions=["minimize", "minimize"],  # validation error, bytes
+                load_if_exists=True,
+            )
+            before = self._study.user_attrs.get("recipe")
+            if before is None:
+                self._study.set_user_attr("recipe", recipe)
+        if before not in (None, recipe):
+            raise ConfigError(
+                f"the study {self._study.study_name!r} in {_shown(self._where)} was started with "
+                "another configuration; continue with that one, or choose another --out"
+            )
+
+    def take(self, worker: str, most: int) -> Task | None:
+        """The next trial for this worker: an abandoned one, or a new one up to `most`; or None."""
+        with mutex(self.folder), self._failures("failed"):
+            trials = self._study.get_trials(deepcopy=False)
+            running = [found for found in trials if found.state == TrialState.RUNNING]
+            forget_dead(self.folder, {str(found.user_attrs.get("worker")) for found in running})
+            for found in running:
+                if self._is_abandoned(found):
+                    return self._take_over(found, worker)
+            if sum("worker" in found.user_attrs for found in trials) >= most:
+                return None
+            # The seed differs from that of earlier trials, and is the same after a restart.
+            seed = (self.seed * 1_000_003 + len(trials)) % 2**32
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+            trial = self._study.ask()
+            values = {key: _suggested(trial, key, one) for key, one in self.space.items()}
+            trial.set_user_attr("worker", worker)
+            return Task(trial.number, values)
+
+    def release(self, task: Task) -> None:
+        """Give a trial back for another worker, because this one was asked to stop."""
+        with self._failures("failed"):
+            self._handle(task.number).set_user_attr("worker", None)
+
+    def tell_finished(self, task: Task, error: float, size: int, curve: Curve) -> None:
+        """The run is done: its validation error, its size, and its errors on the way."""
+        with self._failures("failed"):
+            self._handle(task.number).set_user_attr("curve", list(curve))
+            self._study.tell(task.number, [error, size])
+
+    def tell_pruned(self, task: Task, curve: Curve) -> None:
+        """The run was given up."""
+        with self._failures("failed"):
+            self._handle(task.number).set_user_attr("curve", list(curve))
+            self._study.tell(task.number, state=TrialState.PRUNED)
+
+    def tell_failed(self, task: Task, reason: str) -> None:
+        """The run has no result, and why."""
+        with self._failures("failed"):
+            self._handle(task.number).set_user_attr("reason", reason)
+            self._study.tell(task.number, state=TrialState.FAIL)
+
+    def trials(self) -> list[Trial]:
+        """All that workers have taken so far, in order."""
+        with self._failures("failed"):
+            trials = self._study.get_trials(deepcopy=False)
+        return [_plain(trial) for trial in trials if "worker" in trial.user_attrs]
+
+    def finished(self) -> list[Finished]:
+        """What new runs are compared with."""
+        done = (trial for trial in self.trials() if trial.state == "finished")
+        return [Finished(trial.file_bytes or 0, trial.curve) for trial in done]
+
+    def _is_abandoned(self, trial: FrozenTrial) -> bool:
+        if "worker" in trial.user_attrs:
+            owner = trial.user_attrs["worker"]
+            if owner is not None and not is_dead(self.folder, owner):
+                return False
+            if trial.user_attrs.get("deaths", 0) + (owner is not None) < MAX_DEATHS:
+                return True
+            handle = self._handle(trial.number)
+            handle.set_user_attr("reason", f"its worker was killed {MAX_DEATHS} times")
+        elif trial.datetime_start and datetime.now() - trial.datetime_start < _UNCLAIMED:
+            return False
+        self._study.tell(trial.number, state=TrialState.FAIL)
+        return False
+
+    def _take_over(self, trial: FrozenTrial, worker: str) -> Task:
+        handle, owner = self._handle(trial.number), trial.user_attrs["worker"]
+        if owner is not None:
+            handle.set_user_attr("deaths", trial.user_attrs.get("deaths", 0) + 1)
+        handle.set_user_attr("worker", worker)
+        return Task(trial.number, dict(trial.params))
+
+    def _handle(self, number: int) -> optuna.Trial:
+        """A trial that can be changed; one that another process took must be looked up first."""
+        trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
+        return optuna.Trial(self._study, trial_id)
+
+    @contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        """Turn the many errors of a database, its driver or a disk into one sentence."""
+        try:
+            yield
+        except (ReefknotError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split("\n")[0].split())
+            raise ReefknotError(
+                f"the storage {_shown(self._where)} {what}: {type(error).__name__}: {reason}"
+            ) from error
+
+
+def _storage(where: str | None, folder: Path) -> Any:
+    if where is None:
+        url = f"sqlite:///{(folder / 'study.db').absolute()}"
+        # Other workers may be writing.
+        return optuna.storages.RDBStorage(url, {"connect_args": {"timeout": 60}})
+    if "://" in where:
+        return optuna.storages.RDBStorage(where)
+    return optuna.storages.JournalStorage(JournalFileBackend(where))
+
+
+def _shown(where: str) -> str:
+    """A URL without the password in it."""
+    return re.sub(r"//[^/]*@", "//…@", where)
+
+
+def _suggested(trial: optuna.Trial, key: str, one: Range | Sequence[Value]) -> Value:
+    if not isinstance(one, Range):
+        choice: Value = trial.suggest_categorical(key, one)  # type: ignore[assignment]
+        return choice
+    if one.whole:
+        return trial.suggest_int(key, int(one.low), int(one.high), log=one.log)
+    return trial.suggest_float(key, one.low, one.high, log=one.log)
+
+
+def _plain(trial: FrozenTrial) -> Trial:
+    error, size = trial.values if trial.state == TrialState.COMPLETE else (None, None)
+    return Trial(
+        number=trial.number,
+        state=_STATES[trial.state],
+        values=dict(trial.params),
+        val_error=error,
+        file_bytes=None if size is None else int(size),
+        curve=[(share, found) for share, found in trial.user_attrs.get("curve", [])],
+        reason=trial.user_attrs.get("reason", ""),
+    )
