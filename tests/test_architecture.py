@@ -62,6 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The laboratory.
     "lab": set(),
+    "lab.demo": {"errors", "inspection", "lab.display", "lab.runs", "lab.zoo"},
+    "lab.display": {"lab.runs", "progress"},
     "lab.zoo": {"errors", "reference"},
     "lab.baselines": {
         *("batchnorm", "errors", "kernels", "methods", "shrinking", "state", "tensors", "tying"),
@@ -74,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.searching": {"errors", "files", "lab.report", "lab.runs", "progress"},
     "lab.cli": {
         *("cli", "errors", "format", "inspection", "lab.baselines", "lab.report", "lab.runs"),
-        *("lab.searching", "lab.zoo", "methods", "progress"),
+        *("lab.demo", "lab.display", "lab.searching", "methods"),
     },
     "": {
         *(*DATA, "batchnorm", "format", "inspection", "kernels", "loading", "methods", "packing"),

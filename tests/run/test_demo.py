@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import reefknot
-from reefknot.cli import demo, main
-from reefknot.lab.cli.demo import what_it_means
+from reefknot.cli import main
+from reefknot.lab import demo
+from reefknot.lab.demo import what_it_means
 
 FILES = {"config.toml", "metrics.jsonl", "model.reef", "record.json", "report.html"}
 

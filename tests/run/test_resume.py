@@ -276,8 +276,8 @@ def server() -> Any:
     context.set_forkserver_preload(
         [
             "reefknot.lab.runs.run",
-            "reefknot.lab.cli.progress",
-            "reefknot.lab.cli.summary",
+            "reefknot.lab.display.progress_bar",
+            "reefknot.lab.display.tables",
             "torch._dynamo",
             "pytest",
         ]

@@ -16,9 +16,21 @@ from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
 from reefknot.progress import listening
 
+_ADDED = "reefknot.commands"  # the group of entry points
+
 
 class _Commands(click.Group):
-    """Turns our own errors into one sentence on stderr and an exit code."""
+    """The commands, with those that other packages add by entry points (the laboratory's are such).
+
+    Turns our own errors into one sentence on stderr and an exit code.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=_ADDED).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        added = entry_points(group=_ADDED, name=cmd_name)
+        return super().get_command(ctx, cmd_name) or next((one.load() for one in added), None)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -41,7 +53,7 @@ class _Commands(click.Group):
             ctx.exit(130)
 
     def _shows_tracebacks(self, ctx: click.Context) -> bool:
-        command = self.commands.get(ctx.invoked_subcommand or "")
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
         return command is not None and any(option.name == "debug" for option in command.params)
 
 
@@ -54,5 +66,3 @@ def main() -> None:
 export.add_command(html)
 for command in (pack, unpack, inspect, verify, shrink, export):
     main.add_command(command)
-for entry in entry_points(group="reefknot.commands"):  # of the laboratory, or of anybody
-    main.add_command(entry.load())

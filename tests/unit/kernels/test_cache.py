@@ -139,7 +139,8 @@ def test_loops_depend_on_every_file_of_the_kernels(tmp_path):
     package = tmp_path / "reefknot"
     here = Path(reefknot.__file__).parent
     shutil.copytree(here / "kernels", package / "kernels", ignore=lambda *_: ["__pycache__"])
-    shutil.copy(here / "__init__.py", package)
+    for name in ("__init__.py", "__init__.pyi"):
+        shutil.copy(here / name, package)
     (tmp_path / "loops.py").write_text(LOOPS)
     (tmp_path / "parts.py").write_text(PARTS)
 

@@ -80,7 +80,7 @@ def test_digits_has_1797_images_and_a_stratified_test_set() -> None:
 
 def test_digits_without_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r'pip install "reefknot\[demo\]"'):
+    with pytest.raises(DataError, match=r'pip install "reefknot\[lab\]"'):
         DATASETS["digits"]()
 
 

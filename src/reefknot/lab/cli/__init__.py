@@ -17,7 +17,7 @@ __all__ = ["demo", "methods", "report", "run", "search"]
 @click.option("--seed", default=0, show_default=True, help="Seed of initialisation and batches.")
 def demo(out: Path | None, seed: int) -> None:
     """Train, tie, pack and check a small network on embedded data, in under a minute."""
-    from reefknot.lab.cli.demo import run_demo
+    from reefknot.lab.demo import run_demo
 
     run_demo(out=out, seed=seed)
 
@@ -59,8 +59,8 @@ def run(
         raise click.UsageError("--max-error-increase has a reference of its own; omit --baseline.")
     from rich.console import Console
 
-    from reefknot.lab.cli.progress import ProgressBar
-    from reefknot.lab.cli.summary import record_table, unknown_loss
+    from reefknot.lab.display.progress_bar import ProgressBar
+    from reefknot.lab.display.tables import record_table, unknown_loss
     from reefknot.lab.runs.config import read_config
     from reefknot.lab.runs.run import run as run_config
     from reefknot.lab.runs.smallest import smallest
