@@ -57,7 +57,7 @@ def main():
         found = {
             "a refit": best(tie.refit),
             "an update of the L1 strength (pruned, measured, restored)": best(
-                tie.pruning.energy_lost
+                tie.phases[0].controller.pruning.energy_lost
             ),
             "`stats()`, the size measured": best(stats),
             "encoding 645,000 bytes": best(lambda: encode(state)),

@@ -24,7 +24,7 @@ from document import scaling as table
 from torch import nn
 
 import reefknot
-import reefknot.methods.content
+import reefknot.tying.content
 import reefknot.methods.method
 from reefknot.kernels.histogram import Bins, InMemory, work_on
 from reefknot.kernels.kmeans1d import kmeans1d, refit
@@ -101,7 +101,7 @@ def wrap(sent):
         return result
 
     dist.all_reduce, dist.all_gather = all_reduce, all_gather
-    reefknot.methods.content.whole = reefknot.methods.method.whole = whole
+    reefknot.tying.content.whole = reefknot.methods.method.whole = whole
 
 
 class Shards:

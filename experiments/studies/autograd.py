@@ -55,7 +55,7 @@ def _train(naive: Literal["assigned", "nearest"] | None) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     tie = reefknot.APT(model, K, 0.0 if naive else STRENGTH, refit_every=1)
     tie.attach(optimizer)
-    (group,) = tie.groups
+    (group,) = tie.tying.groups
     for step in range(scaled(STEPS)):
         inputs, labels = batches[step]
         optimizer.zero_grad()

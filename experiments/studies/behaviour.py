@@ -98,7 +98,7 @@ def _look(progress: Progress, found: Trained, losses: list[float]) -> dict[str, 
         row["penalty"] = float(group.deviations()[1].sum()) / 2
         row["centers"] = group.centers.round(5).tolist()
         row["spreads"] = np.round(group.spreads(), 6).tolist()
-        row["changed"] = found.parts.method.changed
+        row["changed"] = found.parts.method.tying.changed
     return row
 
 
@@ -107,9 +107,9 @@ def mixture() -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
 
     def watch(progress: Progress, found: Trained) -> None:
-        soft = not found.parts.method.hard
+        soft = not found.parts.method.phase.is_last
         if progress.event == "step" and soft and progress.step % scaled(LOOK_EVERY) == 0:
-            (own,) = found.parts.method.mixtures.values()
+            (own,) = found.parts.method.phases[0].mixtures.values()
             means, precisions, _ = own.components()
             spreads = np.sqrt(1 / precisions)
             row = {"step": progress.step, "centers": means.round(5).tolist()}

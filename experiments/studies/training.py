@@ -87,8 +87,8 @@ def trained(
     every = max(1, scaled(FLAT["every"]) // shorter) if until_flat else None
     for progress in _training(parts, config, batches, every):
         if progress.event == "step":
-            soft = found.steps.get("soft", 0) if parts.method.hard else 0
-            found.steps["hard" if parts.method.hard else "soft"] = progress.step - soft
+            soft = found.steps.get("soft", 0) if parts.method.phase.is_last else 0
+            found.steps["hard" if parts.method.phase.is_last else "soft"] = progress.step - soft
         elif progress.event == "leaving":
             _measure(found, "soft", test)
         elif progress.event == "entered":
@@ -118,9 +118,9 @@ def _training(
             if progress.event != "step" or ends or every is None or step % every:
                 continue
             measured.append((step, validation_loss(parts)))
-            top = plan.hard_lr if method.hard else plan.lr
+            top = plan.hard_lr if method.phase.is_last else plan.lr
             if plan.lr_at(step, method, measured) <= top * least:
-                plan = _over_at(step, plan, is_hard=method.hard)
+                plan = _over_at(step, plan, is_hard=method.phase.is_last)
                 break
         else:
             return

@@ -31,7 +31,7 @@ def measure(exact: bool, **settings: Any) -> dict[str, Any]:
     """One run; with `exact` each refit is done again by dynamic programming."""
 
     def watch(progress: Progress, found: Any) -> None:
-        due = progress.step % scaled(REFIT_EVERY) == 0 and not found.parts.method.hard
+        due = progress.step % scaled(REFIT_EVERY) == 0 and not found.parts.method.phase.is_last
         if exact and progress.event == "step" and due:
             refit_exactly(found.parts)
 
@@ -46,7 +46,7 @@ def measure(exact: bool, **settings: Any) -> dict[str, Any]:
 
 def refit_exactly(parts: Parts) -> None:
     """Give the one group of a method the clusters that minimise the k-means penalty."""
-    (group,) = parts.method.groups
+    (group,) = parts.method.tying.groups
     best = reefknot.kmeans1d(group.weights(), group.num_clusters, exact=True)
     group.renew_centers(best.centers)
     group.give_clusters(best.assignment)

@@ -85,7 +85,7 @@ def measure(network: str, target_bytes: int, steps: int) -> dict[str, Any]:
 
 def _phase(progress: Progress, parts: Parts) -> dict[str, Any]:
     """Where a phase begins, and the multiplications for one example in it."""
-    fixed, example = parts.method.fixed_zeros(), parts.data.train[0][:1]
+    fixed, example = parts.method.phase.fixed_zeros(), parts.data.train[0][:1]
     before, after = Narrowed(parts.model, fixed, example).macs
     step = progress.step if progress.event == "entered" else 0
     return {"phase": progress.phase, "step": step, "macs": after, "whole_macs": before}

@@ -118,14 +118,14 @@ def outcome(tie):
     state = tie.finish()
     return {
         "bytes": reefknot.format.encode(state).hex(),
-        "centers": {group.name: group.centers.tolist() for group in tie.groups},
-        "counts": {group.name: group.counts.tolist() for group in tie.groups},
+        "centers": {group.name: group.centers.tolist() for group in tie.tying.groups},
+        "counts": {group.name: group.counts.tolist() for group in tie.tying.groups},
     }
 
 
 def paper_run(model):
     tie, optimizer = trained(model, paper)
-    soft = {group.name: group.centers.tolist() for group in tie.groups}
+    soft = {group.name: group.centers.tolist() for group in tie.tying.groups}
     tie.harden()
     trained(model, paper, STEPS + 6, STEPS, tie, optimizer)
     return outcome(tie) | {"soft": soft}

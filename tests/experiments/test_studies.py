@@ -327,7 +327,7 @@ def test_without_a_last_refit_hardening_takes_the_clusters_as_they_are(refits, s
 
     def watch(progress, found) -> None:
         if progress.event != "step":
-            (group,) = found.parts.method.groups
+            (group,) = found.parts.method.tying.groups
             seen.append(torch.cat([group.assignment(n).flatten() for n in group.members]).clone())
 
     training.trained(
@@ -342,7 +342,7 @@ def test_an_exact_refit_is_the_optimum_of_another_library() -> None:
     def watch(progress, found) -> None:
         if progress.event == "leaving":
             refit_exactly(found.parts)
-            (group,) = found.parts.method.groups
+            (group,) = found.parts.method.tying.groups
             weights = group.weights()
             clusters = torch.cat([group.assignment(n).flatten() for n in group.members]).numpy()
             seen.append((weights, group.centers[clusters]))

@@ -410,7 +410,7 @@ def test_the_phases_of_a_budget_are_entered_one_after_the_other() -> None:
         ("frozen", "entered"): [19],
         ("frozen", "step"): [20],
     }
-    assert tie.hard
+    assert tie.phase.is_last
     assert tie.finish().density <= 0.5
 
 

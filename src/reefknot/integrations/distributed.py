@@ -18,10 +18,9 @@ from reefknot.errors import ReefknotError, TyingError
 from reefknot.files import write_atomically, writing_atomically
 from reefknot.format import encode
 from reefknot.format.write import SOLID_ELEMENTS, write_parts
-from reefknot.methods.content import Content
-from reefknot.methods.tied import TyingMethod
-from reefknot.state import TiedState
-from reefknot.tying.collectives import Peers, as_divided
+from reefknot.methods.method import TyingMethod
+from reefknot.tying.collectives import as_divided
+from reefknot.tying.content import Content, entries_of
 
 
 def save(tie: TyingMethod, path: Path | str) -> int:
@@ -30,9 +29,10 @@ def save(tie: TyingMethod, path: Path | str) -> int:
     The bytes are those of `reefknot.save(tie.finish(), path)`. Of a network of more than two
     million weights no process ever holds more than one whole tensor, at one byte per weight.
     """
-    peers = Peers((*tie.copies, *tie.peers.groups), tie.device())
+    peers = tie.tying.everyone()
     tie.settle()
-    content, elements = tie.content(), tie.num_elements()
+    content = tie.content()
+    elements = sum(t.numel() for t in {id(t): t for t in entries_of(tie.model).values()}.values())
     written, error = 0, None
     if peers.first:
         try:
@@ -52,8 +52,7 @@ def _or_raise(written: int, error: ReefknotError | None) -> int:
 
 def _write(content: Content, elements: int, path: Path | str) -> int:
     if elements <= SOLID_ELEMENTS:
-        state = TiedState(content.codebooks, tuple(content.tensors), content.aliases)
-        data = encode(state)
+        data = encode(content.state())
         write_atomically(path, data)
         return len(data)
     with writing_atomically(path) as file:
@@ -89,7 +88,7 @@ def _room(tie: TyingMethod, name: str, entry: Any) -> torch.Tensor | int:
     """What an entry of the checkpoint is loaded into, sharded like the tensor it belongs to."""
     if not hasattr(entry, "size"):
         return 0
-    for group in tie.groups:
+    for group in tie.tying.groups:
         kind = name.removeprefix(f"{group.name}/")
         member = kind.partition(".")[2]
         if kind != name and member in group.members:

@@ -16,20 +16,18 @@ from torch.optim import Optimizer
 
 from reefknot.errors import ConfigError, TyingError
 from reefknot.format import save
-from reefknot.methods import METHODS, Method
+from reefknot.methods import METHODS, TyingMethod
 from reefknot.state import TiedState
 from reefknot.tying.collectives import all_processes, as_in_first
 
-_PHASES = ("soft", "sparsify", "recover", "commit", "hard", "frozen")  # as numbers, for loggers
 _LOGGED = {"density": "density", "kmeans_penalty": "kmeans_penalty", "bytes": "predicted_bytes"}
 
 
-def numbers(method: Method) -> dict[str, float]:
-    """What a logger shows: density, penalty, predicted bytes, and the phase as a number."""
+def numbers(method: TyingMethod) -> dict[str, float]:
+    """What a logger shows: density, penalty, predicted bytes, and the number of the phase."""
     stats = method.stats()
     found = {name: stats.get(key) for name, key in _LOGGED.items()}
-    if stats["phase"] in _PHASES:
-        found["phase"] = _PHASES.index(stats["phase"])
+    found["phase"] = method.phases.index(method.phase)
     return {f"reefknot/{name}": float(x) for name, x in found.items() if x is not None}
 
 
@@ -53,14 +51,16 @@ class TyingSession:
         if not 0 < harden_after < 1:
             raise ConfigError(f"harden_after is a fraction of the steps, found {harden_after}")
         self.path = path
-        self.method: Method | None = None
+        self.method: TyingMethod | None = None
         self._kind, self._settings = METHODS[method], settings
         self._has_budget = not {"target_bytes", "target_density"}.isdisjoint(settings)
         self._harden_after = harden_after
         self._harden_at: int | None = None
         self._saved: Mapping[str, Any] | None = None
 
-    def begin(self, model: nn.Module, optimizers: tuple[Optimizer, ...], steps: float) -> Method:
+    def begin(
+        self, model: nn.Module, optimizers: tuple[Optimizer, ...], steps: float
+    ) -> TyingMethod:
         """Make the method and attach it; resume from a state that was loaded before."""
         if not math.isfinite(steps) or steps < 1:
             raise TyingError(
@@ -75,8 +75,9 @@ class TyingSession:
         if self.method is not None:
             self.method.detach()  # a training before this one was stopped
         self.method = self._kind(model, **settings)
-        if not self.method.copies:
-            self.method.copies = all_processes(model.parameters())
+        tying = self.method.tying
+        if not tying.copies:
+            tying.copies = all_processes(model.parameters())
         if self._saved is not None:
             self.method.load_state_dict(self._saved)
             self._saved = None
@@ -85,7 +86,11 @@ class TyingSession:
     def after_step(self) -> None:
         """After each optimizer step: harden when its step is reached."""
         method = self._running()
-        if self._harden_at is not None and method.step >= self._harden_at and not method.hard:
+        if (
+            self._harden_at is not None
+            and method.step >= self._harden_at
+            and not method.phase.is_last
+        ):
             method.harden()
 
     def numbers(self) -> dict[str, float]:
@@ -98,9 +103,9 @@ class TyingSession:
         All processes end with the network of the first one, which writes the file.
         """
         method = self._running()
-        if not method.hard:
+        if not method.phase.is_last:
             method.harden()
-        copies = method.copies
+        copies = method.tying.copies
         state = method.finish()
         method.detach()
         as_in_first(method.model.state_dict().values(), copies)
@@ -117,7 +122,7 @@ class TyingSession:
         if state:
             self._saved = dict(state)
 
-    def _running(self) -> Method:
+    def _running(self) -> TyingMethod:
         if self.method is None:
             raise TyingError("the training has not begun yet, so nothing is tied")
         return self.method

@@ -1,51 +1,60 @@
-"""The contract that every method of the paper's table implements.
+"""The contract that every method implements: a list of phases, and what goes through it.
 
-A method is made for a model and attached to the optimizer, whose hooks call `before_step` and
-`after_step`; the user's training loop stays as it is. Every method ends in a `TiedState`, and no
-code outside a method's file asks which method it has.
+Takes     a model and settings.
+Gives     hooks on the user's optimizers, which call the current phase before and after each step;
+          a saved state to resume from; and in the end a `TiedState`.
+Unaware   of the training loop, and of what a phase does.
 
-    method = METHODS[name](model, **settings)     # calls prepare; before the optimizer is made
+    method = METHODS[name](model, **settings)     # before the optimizer is made
     optimizer = SGD(method.parameter_groups(), ...)
     method.attach(optimizer)
-    ...                                           # train: soft phase
-    method.harden()
-    ...                                           # train: hard phase
+    ...                                           # train
+    method.harden()                               # go to the last phase, unless steps lead to it
+    ...                                           # train
     state = method.finish()
+
+No code outside a method's file asks which method it has, and none asks which phase: a phase says
+about itself what others need to know.
 """
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from reefknot.errors import ConfigError, TyingError
+from reefknot.batchnorm import inference_form
+from reefknot.errors import ConfigError, ReefknotError, TyingError
 from reefknot.format import encode
-from reefknot.methods.hooks import Step, StepHooks, trained_by, unshare_grad_
-from reefknot.methods.settings import described, mistakes_in, setting, settings_of
+from reefknot.methods.settings import (
+    are_clusters,
+    are_patterns,
+    described,
+    is_choice,
+    is_scope,
+    mistakes_in,
+    setting,
+    settings_of,
+)
+from reefknot.phases.hooks import Step, StepHooks, trained_by
+from reefknot.phases.phase import Phase, lr_factor
 from reefknot.shrinking.graph import dead_elements
-from reefknot.state import KeptTensor, TiedState, TiedTensor
-from reefknot.tensors import dtype_for, to_array
-from reefknot.tying.collectives import local, whole
+from reefknot.state import TiedState
+from reefknot.tying.collectives import Peers
+from reefknot.tying.content import Content, content_of, entries_of
 from reefknot.tying.saved import refuse_unknown, saved_count
-from reefknot.tying.selection import original_name, replicas_of, unwrapped
+from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, unwrapped
+from reefknot.tying.tying import NumClusters, Saved, Tying, by_reason
 
 log = logging.getLogger("reefknot")
 
 Stats = dict[str, Any]
-Saved = dict[str, Tensor | int | float]
-Indices = Callable[[], np.ndarray]  # of a tensor into its codebook, when they are needed
-
-
-def file_bytes(state: TiedState) -> int:
-    """The size of a `.reef` file of this state."""
-    return len(encode(state))
 
 
 @dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
@@ -73,99 +82,223 @@ class Method(ABC):
         settings = {f.name: getattr(self, f.name) for f in settings_of(type(self))}
         if found := self.mistakes(settings):
             raise ConfigError(*found)
-        self.copies = replicas_of(self.model)  # groups of processes that train the same
-        self.model = unwrapped(self.model)
-        self.step = 0  # rounds of optimizer steps since attach
-        self.hard = False
         self.skipped: dict[str, str] = {}  # parameters left as they are, and why
+        self.step = 0  # rounds of optimizer steps since attach
         self.advances = True  # whether the hooks enter the next phase by themselves
+        self.phases = list(self._all_phases())
+        self.model = unwrapped(self.model)
+        self._current = 0
+        self._has_begun = False
         self._hooks: StepHooks | None = None
-        self.prepare(self.model)
-
-    # -- the verbs --------------------------------------------------------------------------
+        self._activate()
 
     @classmethod
     def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
         """What is wrong with these settings, one sentence each; all of them, not only the first."""
         return list(mistakes_in(cls, settings))
 
-    def prepare(self, model: nn.Module) -> None:  # noqa: B027  most methods leave the model alone
-        """Change the model before training, if the method needs to."""
+    @abstractmethod
+    def _all_phases(self) -> Sequence[Phase]:
+        """All phases in order; the last one says that it is."""
 
-    def extra_parameters(self) -> list[nn.Parameter]:
-        """The method's own parameters, which the optimizer must also train."""
-        return []
+    # -- training ---------------------------------------------------------------------------
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer is made of: the model's trainable parameters and the method's own.
+        """What the optimizer is made of: the model's trainable parameters and the phases' own.
 
         A group with an `lr_factor` is trained at the scheduled learning rate times this factor; one
         whose `lr_decays` is False at the learning rate without its decay. A loop that sets learning
         rates itself must heed both.
         """
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        return [{"params": [*trainable, *self.extra_parameters()]}]
+        return [{"params": trainable}, *(g for p in self.phases for g in p.parameter_groups())]
 
-    def penalty(self) -> Tensor | None:
-        """The differentiable part of the method's loss, if it has one."""
-        return None
+    def attach(self, *optimizers: Optimizer) -> Self:
+        """Follow these optimizers from now on: their `step()` does the rest.
 
-    def before_step(self, step: Step) -> None:
-        """Add the method's gradient to the gradients of the data loss."""
-        if not step.starts_round:
-            return
-        with torch.enable_grad():
-            penalty = self.penalty()
-            if penalty is not None:
-                for parameter in (*self.model.parameters(), *self.extra_parameters()):
-                    unshare_grad_(parameter)
-                (penalty * step.grad_scale).backward()
-
-    def after_step(self, step: Step) -> None:
-        """Do what the method does after an optimizer has moved the weights."""
-        if step.ends_round:
-            self.step += 1
-
-    @abstractmethod
-    def harden(self) -> None:
-        """Go from the soft to the hard phase."""
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether the model currently runs on tied values."""
-        return self.hard
-
-    @property
-    def phase_is_over(self) -> bool:
-        """Whether `advance()` is due; methods without phases of their own wait for `harden()`."""
-        return False
-
-    def advance(self) -> None:
-        """Enter the next phase; the hooks call this unless `advances` is off."""
-        raise TyingError(f"{type(self).__name__} has no phases of its own; call harden()")
-
-    def fixed_zeros(self) -> dict[str, Tensor]:
-        """Masks by parameter name: the elements that stay zero at least until the phase ends.
-
-        Units whose incoming or outgoing weights are all among them need not be computed.
+        Nothing is added to an optimizer's state or parameter groups. With several optimizers a
+        round is one step of each.
         """
-        return {}
+        if self._hooks is not None:
+            raise TyingError("this method is attached already; call detach() first")
+        self._check()
+        hooks = StepHooks(optimizers, self._before_step, self._after_step)
+        try:
+            self._check_trained(optimizers)
+            self._begin()
+        except ReefknotError:
+            hooks.remove()
+            raise
+        self._hooks = hooks
+        return self
+
+    def detach(self) -> None:
+        """Stop following the optimizers; the weights stay as they are."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
 
     def lr_factor(self, step: int) -> float:
         """The factor on the learning rate after this many steps."""
-        return 1.0
+        return lr_factor(self.phases, step)
 
     def lr_scheduler(self, optimizer: Optimizer) -> LambdaLR:
         """A torch scheduler with these factors; call its `step()` once per round."""
         return LambdaLR(optimizer, self.lr_factor)
 
-    @abstractmethod
+    def _check(self) -> None:  # noqa: B027  nothing to check where nothing is tied
+        """Check that the model is still the one that the method was made for."""
+
+    def _follow(self) -> None:  # noqa: B027  nothing to follow where nothing is tied
+        """Notice parameters that were moved since the last step."""
+
+    def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
+        """Refuse optimizers that do not train this model, or not the phases' own parameters."""
+        own = {p for g in self.parameter_groups()[1:] for p in g["params"]}
+        known = own.union(self.model.parameters())
+        for optimizer in optimizers:
+            if known.isdisjoint(trained_by(optimizer)):
+                raise TyingError(
+                    f"the {type(optimizer).__name__} trains no parameter of the model that was "
+                    f"given to {type(self).__name__}; make it from method.parameter_groups(), "
+                    "after the last change of the model"
+                )
+        if not self.phase.is_last and not own.issubset(trained_by(*optimizers)):
+            raise TyingError(
+                f"{type(self).__name__} has parameters of its own, which no attached optimizer "
+                "trains; make the optimizer from method.parameter_groups()"
+            )
+
+    # -- phases -----------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """The current phase."""
+        return self.phases[self._current]
+
+    @property
+    def phase_is_over(self) -> bool:
+        """Whether `advance()` is due."""
+        return self.phase.over and not self.phase.is_last
+
+    def advance(self) -> None:
+        """Enter the next phase; the hooks call this when one is over unless `advances` is off."""
+        self._go_to(self._current + 1)
+
+    def harden(self) -> None:
+        """Go to the last phase, in which clusters are final."""
+        if self.phase.is_last:
+            raise TyingError("the weights are hard already; harden() is called once")
+        self._check()
+        if self.phase.steps is not None:
+            left_out = [phase.name for phase in self.phases[self._current + 1 : -1]]
+            log.warning(
+                "harden() after %d steps: %s is cut short, left out: %s",
+                self.step,
+                self.phase.name,
+                ", ".join(left_out) or "none",
+            )
+        self._go_to(len(self.phases) - 1)
+
+    def _begin(self) -> None:
+        """Enter the first phase, unless that is done."""
+        if not self._has_begun:
+            self.phase.enter()
+            self._has_begun = True
+
+    def _go_to(self, number: int) -> None:
+        before = self.phase
+        with torch.no_grad():
+            before.leave()
+            density = before.density()
+            self._current = number
+            self._activate()
+            self.phase.step = 0  # it may have run before, if an earlier state was loaded since
+            self.phase.enter()
+        self._has_begun = True
+        log.info(
+            "step %d: %s ends at a density of %.4f, %s begins at %.4f",
+            self.step,
+            before.name,
+            density,
+            self.phase.name,
+            self.phase.density(),
+        )
+
+    def _activate(self) -> None:
+        for number, phase in enumerate(self.phases):
+            phase.set_active(number == self._current)
+
+    def _before_step(self, step: Step) -> None:
+        self._follow()
+        self._begin()
+        self.phase.before_step(step)
+
+    def _after_step(self, step: Step) -> None:
+        self._follow()
+        if step.ends_round:
+            self.step += 1
+            self.phase.step += 1
+        self.phase.after_step(step)
+        if step.ends_round and self.phase_is_over and self.advances:
+            self.advance()
+
+    # -- the result -------------------------------------------------------------------------
+
     def finish(self) -> TiedState:
-        """The result; the model is left with plain layers and these values."""
+        """The result; the model is left with plain layers and these values.
+
+        Where weights are sharded every process must call it, and has all of the state then.
+        """
+        self.settle()
+        return self.content().state()
+
+    def settle(self) -> None:
+        """What `finish` does to the model: the weights are as the file will have them, for good."""
+        if not self.phase.is_last:
+            raise TyingError(self._unfinished())
+        self._check()
+        self.phase.settle()
+        self.detach()
+
+    def _unfinished(self) -> str:
+        if self.phase.steps is None:
+            return "the weights are still soft; call harden() before finish()"
+        left = sum(phase.steps or 0 for phase in self.phases) - self.step
+        return (
+            f"training is in its phase {self.phase.name!r} with {left:,} steps left; train on, "
+            "or call harden() to end it now"
+        )
+
+    def content(self) -> Content:
+        """The current state in parts: tensors come one at a time, so that no process holds all."""
+        return content_of(self.model)
+
+    # -- reading and saving -----------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """What a progress bar or a log shows: phase, step, density, predicted bytes, clusters."""
+        return {
+            "phase": self.phase.name,
+            "step": self.step,
+            "density": self.phase.density(),
+            "predicted_bytes": self._dense_bytes(),
+            **self.phase.stats(),
+        }
+
+    def _dense_bytes(self) -> int:
+        """The bytes of the uncompressed tensors."""
+        tensors = self.model.state_dict(keep_vars=True).values()
+        return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
     def state_dict(self) -> Saved:
         """Everything needed to resume exactly here: tensors and numbers only."""
-        return {"step": self.step, "hard": int(self.hard)}
+        saved: Saved = {
+            "step": self.step,
+            "phase": self._current,
+            "entered": int(self._has_begun),
+        }
+        return saved | self.phase.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Restore what `state_dict` saved, before or after `attach`.
@@ -185,116 +318,203 @@ class Method(ABC):
     def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Check and restore the entries of `state_dict`."""
         self.step = saved_count(state, "step")
-        self.hard = bool(saved_count(state, "hard", most=1))
+        self._current = saved_count(state, "phase", most=len(self.phases) - 1)
+        self._has_begun = bool(saved_count(state, "entered", most=1))
+        self.phase.load_state_dict(state)
+        self._activate()
 
-    def stats(self) -> Stats:
-        """What a progress bar or a log shows: phase, step, density, predicted bytes, clusters."""
-        return {"phase": "hard" if self.hard else "soft", "step": self.step}
 
-    # -- attaching --------------------------------------------------------------------------
+class TyingMethod(Method):
+    """A method whose weights end in groups that share a codebook each."""
 
-    def attach(self, *optimizers: Optimizer) -> Self:
-        """Follow these optimizers from now on: their `step()` does the rest.
+    works_on_shards: ClassVar[bool] = False  # of tensors that no process has as a whole
+    has_zero_cluster: ClassVar[bool] = True
 
-        Nothing is added to an optimizer's state or parameter groups. With several optimizers a
-        round is one step of each.
-        """
-        if self._hooks is not None:
-            raise TyingError("this method is attached already; call detach() first")
-        hooks = StepHooks(optimizers, self.before_step, self.after_step)
-        try:
-            self._check_trained(optimizers)
-        except TyingError:
-            hooks.remove()
-            raise
-        self._hooks = hooks
-        return self
+    num_clusters: NumClusters = setting(
+        default=17,
+        doc="K, zero included, or a table from group names to K",
+        check=are_clusters(least=2),
+        kw_only=False,
+    )
+    scope: Scope = setting(
+        default=NETWORK,
+        doc='which parameters share a codebook: "network", "tensor", or a table from group names '
+        "to name patterns, of which the first match counts",
+        check=is_scope,
+    )
+    include: Sequence[str] | str = setting(
+        default="*", doc="patterns of the parameters to tie", check=are_patterns
+    )
+    exclude: Sequence[str] | str = setting(
+        default=(), doc="patterns of the parameters not to tie", check=are_patterns
+    )
+    norms: Norms = setting(
+        default="own",
+        doc='scales and shifts of norm layers: with a codebook of their "own" and never pruned, '
+        '"tied" with everything else, "kept" exact, or "inference": when training ends the '
+        "statistics of BatchNorm become part of scale and shift, two numbers of 8 bits a channel, "
+        "in a file to be trained on only after `update_batchnorm`",
+        check=is_choice(*get_args(Norms)),
+    )
+
+    @abstractmethod
+    def phases_of(self, tying: Tying) -> Sequence[Phase]:
+        """All phases in order; the last one is `Frozen`."""
+
+    def make_tying(self, **options: Any) -> Tying:
+        """The tying of the model, by the settings; a method may give other options."""
+        given = {"num_clusters": self.num_clusters, "exclude": self.exclude} | options
+        return Tying(
+            self.model,
+            scope=self.scope,
+            include=self.include,
+            norms=self.norms,
+            zero_cluster=self.has_zero_cluster,
+            **given,
+        )
+
+    def _all_phases(self) -> Sequence[Phase]:
+        self.tying = self.make_tying()
+        if self.tying.peers.several and not self.works_on_shards:
+            first = next(iter(self.tying.groups[0].members))
+            raise TyingError(
+                f"{type(self).__name__} needs whole tensors, and {first!r} "
+                "is sharded; train it with DistributedDataParallel, or take SparseAPT or APT"
+            )
+        self.skipped = self.tying.skipped
+        if self.skipped:
+            log.warning("not tied: %s", "; ".join(by_reason(self.skipped)))
+        self._predicted: tuple[int, int] | None = None  # bytes, and the version of the tying
+        return self.phases_of(self.tying)
+
+    # -- training ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self.tying.check_members()
+
+    def _follow(self) -> None:
+        self.tying.follow()
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
-        """Refuse optimizers that do not train this model, or not the method's own parameters."""
-        extra = set(self.extra_parameters())
-        known = extra.union(self.model.parameters())
-        for optimizer in optimizers:
-            if known.isdisjoint(trained_by(optimizer)):
-                raise TyingError(
-                    f"the {type(optimizer).__name__} trains no parameter of the model that was "
-                    f"given to {type(self).__name__}; make it from method.parameter_groups(), "
-                    "after the last change of the model"
-                )
-        if not self.hard and not extra.issubset(trained_by(*optimizers)):
+        facts = {f.name: str(getattr(self, f.name)) for f in settings_of(type(self))}
+        self.tying.check_alike({"the method": type(self).__name__} | facts)
+        super()._check_trained(optimizers)
+        moved = trained_by(*optimizers)
+        home = self.tying.home
+        idle = [name for parameter, (_, name) in home.items() if parameter not in moved]
+        if len(idle) == len(home):
             raise TyingError(
-                f"{type(self).__name__} has parameters of its own, which no attached optimizer "
-                "trains; make the optimizer from method.parameter_groups()"
+                f"no attached optimizer trains a tied parameter ({', '.join(idle[:3])}, ...); make "
+                "it from method.parameter_groups(), or tie what it trains (include, exclude)"
             )
+        if idle:
+            log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
 
-    def detach(self) -> None:
-        """Stop following the optimizers; the weights stay as they are."""
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
+    def _go_to(self, number: int) -> None:
+        self.tying.check_copies()
+        super()._go_to(number)
 
-    # -- dead units ---------------------------------------------------------------------------
+    # -- the result -------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def zero_dead_(self) -> None:
-        """Zero all weights of dead units: those whose incoming or outgoing weights are all zero.
+    def settle(self) -> None:
+        """What `finish` does to the model: the weights are as the file will have them, for good."""
+        copies = self.tying.copies
+        self.tying.copies = ()  # each process may finish for itself, or one of them alone
+        try:
+            super().settle()
+        except ReefknotError:
+            self.tying.copies = copies
+            raise
+        self._replace_values()
 
-        Without an example input the model stays as it is.
-        """
-        if self.example_input is None:
-            return
-        named = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, dead in dead_elements(self.model, self.example_input).items():
-            if name in named:
-                named[name].masked_fill_(dead, 0.0)
-
-    # -- ending in a state ------------------------------------------------------------------
-
-    def _require_hard(self) -> None:
-        if not self.hard:
-            raise TyingError("the weights are still soft; call harden() before finish()")
-
-    def _stored(self, tied: Mapping[str, tuple[int, Indices]]) -> Iterator[TiedTensor | KeptTensor]:
-        """All tensors of the state dict, one at a time; what is sharded is gathered for it.
-
-        `tied` maps names to (codebook, indices).
-        """
-        replaced = self._replaced_values()
-        for name, value in self._owned().items():
-            if name in tied:
-                codebook, indices = tied[name]
-                yield TiedTensor(name, codebook, indices())
-            else:
-                array = to_array(replaced.get(name, whole(local(value), value)))
-                yield KeptTensor(name, dtype_for(value.dtype), array, value.requires_grad)
+    def content(self) -> Content:
+        """The current state in parts: tensors come one at a time, so that no process holds all."""
+        return content_of(self.model, self.tying, self._replaced_values())
 
     def _replaced_values(self) -> dict[str, Tensor]:
-        """Tensors that the file has with other values than the model in training."""
-        return {}
+        """BatchNorm in its form for inference, if that is asked for."""
+        if self.norms != "inference":
+            return {}
+        return {
+            f"{original_name(name)}.{key}".removeprefix("."): value
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm)
+            for key, value in inference_form(module).items()
+        }
 
-    def _owned(self) -> dict[str, Tensor]:
-        """The state dict without aliases."""
-        first = self._first_names()
-        return {n: v for n, v in self._entries().items() if first[id(v)] == n}
+    @torch.no_grad()
+    def _replace_values(self) -> None:
+        """Give the model what `_replaced_values` has for it."""
+        replaced = self._replaced_values()
+        if replaced and self.example_input is not None:
+            for name, dead in dead_elements(self.model, self.example_input).items():
+                if name in replaced and not name.endswith("running_var"):
+                    replaced[name].masked_fill_(dead, 0.0)
+        entries = entries_of(self.model)
+        for name, value in replaced.items():
+            entries[name].copy_(value)
 
-    def _aliases(self) -> dict[str, str]:
-        """Names of tensors that are stored under another one."""
-        first = self._first_names()
-        return {n: first[id(v)] for n, v in self._entries().items() if first[id(v)] != n}
+    def file_bytes(self) -> int:
+        """The size of a file with the current clusters, the same in all processes.
 
-    def _first_names(self) -> dict[int, str]:
-        """The name that each tensor is stored under, by its identity."""
-        return {id(value): name for name, value in reversed(self._entries().items())}
+        One process measures it: buffers, such as statistics of BatchNorm, may differ in the
+        others, and all must steer alike.
+        """
+        return self._size_among(self.tying.everyone())
 
-    def _entries(self) -> dict[str, Tensor]:
-        """The state dict, all of it tensors."""
-        found = {}
-        for key, value in self.model.state_dict(keep_vars=True).items():
-            name = original_name(key)
-            if not isinstance(value, Tensor):
-                raise TyingError(
-                    f"the state dict holds {name!r}, a {type(value).__name__} and not a tensor, "
-                    "which a .reef file cannot hold; drop it from get_extra_state()"
-                )
-            found[name] = value
-        return found
+    def _size_among(self, peers: Peers) -> int:
+        content = self.content()
+        held = [tensor for tensor in content.tensors if peers.first]
+        return peers.told(
+            lambda: len(encode(TiedState(content.codebooks, tuple(held), content.aliases)))
+        )
+
+    # -- reading and saving -----------------------------------------------------------------
+
+    def state_dict(self) -> Saved:
+        """Step, phase and its state, centers and assignments."""
+        self.tying.follow()
+        return super().state_dict() | self.tying.state_dict()
+
+    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
+        number = saved_count(state, "phase", most=len(self.phases) - 1)
+        self.tying.load_state_dict(state, has_zeros=number > 0)
+        super()._load(state)
+
+    def stats(self) -> Stats:
+        """Phase, density, k-means penalty, predicted bytes, and each group's clusters."""
+        self.tying.follow()
+        started = [group for group in self.tying.groups if group.assignments]
+        return super().stats() | {
+            "predicted_bytes": self._predicted_bytes(),
+            "num_clusters": max(group.num_clusters for group in self.tying.groups),
+            "centers": {group.name: group.centers.tolist() for group in started},
+            "counts": {group.name: group.counts.tolist() for group in started},
+            "spreads": {group.name: group.spreads().tolist() for group in started},
+            "kmeans_penalty": self.tying.kmeans_penalty(),
+            "changed": self.tying.changed,
+        }
+
+    def _predicted_bytes(self) -> int:
+        """The size of the file; before there are clusters, that of the uncompressed tensors.
+
+        Where weights are replicated, each process may measure it for itself.
+        """
+        if not self.tying.has_clusters:
+            return self._dense_bytes()
+        if self._predicted is None or self._predicted[1] != self.tying.version:
+            self._predicted = self._size_among(self.tying.peers), self.tying.version
+        return self._predicted[0]
+
+
+class WithoutZeroCluster(TyingMethod):
+    """A tying method that makes no weight zero."""
+
+    has_zero_cluster: ClassVar[bool] = False
+
+    num_clusters: NumClusters = setting(
+        default=16,
+        doc="K, or a table from group names to K",
+        check=are_clusters(least=1),
+        kw_only=False,
+    )

@@ -263,9 +263,9 @@ class Group(Clusters):
 
     # -- hard tying -------------------------------------------------------------------------
 
-    def harden(self, *, zero_cluster: bool) -> None:
-        """Set each weight to its center; with `zero_cluster`, the smallest center to exactly 0."""
-        if zero_cluster and self.sparse:
+    def harden(self) -> None:
+        """Set each weight to its center; if it is `sparse`, the smallest center to exactly 0."""
+        if self.sparse:
             if self.zero_cluster is None:
                 self.zero_cluster = self.smallest_center()
             self.centers[self.zero_cluster] = 0.0

@@ -50,7 +50,7 @@ def test_refits_happen_every_so_many_steps_and_at_hardening():
     model = net()
     tie = SparseAPT(model, num_clusters=4, refit_every=3)
     refits = []
-    for group in tie.groups:
+    for group in tie.tying.groups:
         original = group.refit
         group.refit = lambda original=original: (refits.append(tie.step), original())[1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -68,8 +68,8 @@ def test_random_tying_never_refits_not_even_at_hardening():
     even = np.linspace(first.min(), first.max(), 4)
     expected = np.abs(first[:, None] - even).argmin(1)
     tie = trained(model, refit_every=0, num_clusters=4)
-    assert np.array_equal(tie.groups[0]._gather_assignment(), expected)
-    assert tie.changed is None
+    assert np.array_equal(tie.tying.groups[0]._gather_assignment(), expected)
+    assert tie.tying.changed is None
 
 
 def test_scope_tensor_and_a_number_of_clusters_for_each():
@@ -142,7 +142,7 @@ def test_looking_at_the_figures_before_attaching_changes_nothing():
             model[0].weight.mul_(3)  # a checkpoint that is loaded in between
         tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
         last = tie.stats()
-        results.append((tie.groups[0].centers.tolist(), last["kmeans_penalty"]))
+        results.append((tie.tying.groups[0].centers.tolist(), last["kmeans_penalty"]))
     assert results[0] == results[1]
     assert last["predicted_bytes"] < stats["predicted_bytes"]
     size = {"target_bytes": 100, "steps": 50}
@@ -167,7 +167,7 @@ def test_equal_centers_are_merged_and_unused_ones_dropped():
         model.weight.copy_(torch.tensor([[0.0, 1.0, 2.0, 9.0]]))
     tie = APT(model, num_clusters=4).attach(torch.optim.SGD(model.parameters(), lr=0.1))
     tie.harden()
-    group = tie.groups[0]
+    group = tie.tying.groups[0]
     group.centers = np.array([0.0, 2.0, 2.0, 9.0])
     group._project()
     state = tie.finish()
@@ -330,7 +330,7 @@ def test_literal_hard_tying_keeps_the_clusters_of_the_last_refit(hard_tying, ref
     model = net()
     tie = SparseAPT(model, num_clusters=4, hard_tying=hard_tying)
     found = []
-    for group in tie.groups:
+    for group in tie.tying.groups:
         original = group.refit
         group.refit = lambda original=original: (found.append(1), original())[1]
     tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -345,7 +345,7 @@ def test_a_parameter_that_is_replaced_after_attaching_is_found_out_by_the_next_s
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())  # as FSDP and some to() do
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    with pytest.raises(TyingError, match=r"another parameter '0\.weight' than when it was given"):
+    with pytest.raises(TyingError, match=r"another parameter '0\.weight' than when it was tied"):
         optimizer.step()
 
 

@@ -55,7 +55,7 @@ def test_gamma_times_inverse_gamma_is_the_square_of_a_half_cauchy():
 
 def spread_(method):
     """Distributions that are not the same everywhere, with noise that can be seen."""
-    for key, parameter in method.layers[0].learned.items():
+    for key, parameter in method.phases[0].layers[0].learned.items():
         if key.endswith("log_variance"):
             parameter.copy_(torch.randn_like(parameter) * 0.3 - 2)
         else:
@@ -83,7 +83,7 @@ def test_outputs_have_the_moments_that_scaled_noisy_weights_give(prior):
     method = BayesianCompression(layer, num_examples=10, prior=prior, global_scale=0.5)
     with torch.no_grad():
         spread_(method)
-        noisy, x, draws = method.layers[0], torch.randn(4), 200_000
+        noisy, x, draws = method.phases[0].layers[0], torch.randn(4), 200_000
         outputs = layer(x.expand(draws, 4))
         weights = layer.weight + (noisy.log_variance / 2).exp() * torch.randn(draws, 3, 4)
         biases = layer.bias + (noisy.bias_log_variance / 2).exp() * torch.randn(draws, 3)
@@ -102,7 +102,7 @@ def test_a_convolution_has_a_scale_for_each_filter(prior):
     method = BayesianCompression(layer, num_examples=10, prior=prior, global_scale=0.5)
     with torch.no_grad():
         spread_(method)
-        noisy, x, draws = method.layers[0], torch.randn(2, 2), 100_000
+        noisy, x, draws = method.phases[0].layers[0], torch.randn(2, 2), 100_000
         outputs = layer(x.expand(draws, 2, 2))[..., 0]
         weights = layer.weight + (noisy.log_variance / 2).exp() * torch.randn(draws, 3, 2, 2)
         biases = layer.bias + (noisy.bias_log_variance / 2).exp() * torch.randn(draws, 3)
@@ -117,7 +117,7 @@ def test_a_convolution_has_a_scale_for_each_filter(prior):
 def test_pruning_and_folding_by_hand_with_normal_jeffreys():
     layer = nn.Linear(3, 2)
     method = BayesianCompression(layer, num_examples=10, threshold=-3.0)
-    learned = method.layers[0].learned
+    learned = method.phases[0].layers[0].learned
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
         layer.bias.copy_(torch.tensor([7.0, 0.5]))
@@ -136,7 +136,7 @@ def test_pruning_and_folding_by_hand_with_normal_jeffreys():
 def test_pruning_and_folding_by_hand_with_the_horseshoe():
     layer = nn.Conv2d(1, 2, 1)
     method = BayesianCompression(layer, num_examples=10, prior="ghs", threshold=3.0)
-    learned = method.layers[0].learned
+    learned = method.phases[0].layers[0].learned
     with torch.no_grad():
         layer.weight.fill_(1.0)
         layer.bias.fill_(3.0)
@@ -153,8 +153,8 @@ def test_pruning_and_folding_by_hand_with_the_horseshoe():
 
 def test_the_horseshoe_starts_with_all_scales_at_one():
     method = BayesianCompression(nn.Linear(3, 2), num_examples=10, prior="ghs")
-    assert torch.allclose(method.layers[0].scales.means(), torch.ones(3), atol=1e-3)
-    assert method.layers[0].scales.kl().item() < 100  # a tau of 1e-5 costs little
+    assert torch.allclose(method.phases[0].layers[0].scales.means(), torch.ones(3), atol=1e-3)
+    assert method.phases[0].layers[0].scales.kl().item() < 100  # a tau of 1e-5 costs little
 
 
 def test_log_variances_and_scales_learn_faster_than_means():
@@ -162,7 +162,8 @@ def test_log_variances_and_scales_learn_faster_than_means():
     method = BayesianCompression(model, num_examples=10)
     means, learned = method.parameter_groups()
     assert means == {"params": list(model.parameters())}
-    assert learned["params"] == method.extra_parameters()
+    own = [p for layer in method.phases[0].layers for p in layer.learned.values()]
+    assert list(map(id, learned["params"])) == list(map(id, own))
     assert learned["lr_factor"] > 1
 
 
@@ -171,7 +172,7 @@ def test_inputs_that_the_data_does_not_need_go_as_groups(prior, threshold):
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
     method = BayesianCompression(model, num_examples=200, prior=prior, threshold=threshold)
-    parameters = [*model.parameters(), *method.extra_parameters()]
+    parameters = [p for g in method.parameter_groups() for p in g["params"]]
     optimizer = torch.optim.Adam(parameters, lr=0.1)
     method.attach(optimizer)
     x = torch.randn(200, 8)
@@ -187,30 +188,28 @@ def test_inputs_that_the_data_does_not_need_go_as_groups(prior, threshold):
 def test_the_first_layers_variances_are_kept_in_bounds():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     method = BayesianCompression(model, num_examples=10)
-    parameters = [*model.parameters(), *method.extra_parameters()]
+    parameters = [p for g in method.parameter_groups() for p in g["params"]]
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     method.attach(optimizer)
     with torch.no_grad():
-        for layer in method.layers:
+        for layer in method.phases[0].layers:
             layer.log_variance.fill_(0.0)
             layer.bias_log_variance.fill_(0.0)
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
-    assert torch.all(method.layers[0].log_variance == math.log(0.04))
-    assert torch.all(method.layers[0].bias_log_variance == math.log(0.04))
-    assert torch.all(method.layers[1].log_variance == 0)
+    assert torch.all(method.phases[0].layers[0].log_variance == math.log(0.04))
+    assert torch.all(method.phases[0].layers[0].bias_log_variance == math.log(0.04))
+    assert torch.all(method.phases[0].layers[1].log_variance == 0)
 
 
 def test_thresholds_by_layer():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     method = BayesianCompression(model, num_examples=10, threshold={"0": -2.8, "*": -5})
-    assert [layer.threshold for layer in method.layers] == [-2.8, -5.0]
-    assert [layer.threshold for layer in BayesianCompression(net(), num_examples=10).layers] == [
-        -3.0,
-        -3.0,
-    ]
+    assert [layer.threshold for layer in method.phases[0].layers] == [-2.8, -5.0]
+    method = BayesianCompression(net(), num_examples=10)
+    assert [layer.threshold for layer in method.phases[0].layers] == [-3.0, -3.0]
     method = BayesianCompression(net(), num_examples=10, prior="ghs")
-    assert [layer.threshold for layer in method.layers] == [2.5, 2.5]
+    assert [layer.threshold for layer in method.phases[0].layers] == [2.5, 2.5]
 
 
 def net():

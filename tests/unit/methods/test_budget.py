@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from reefknot import ConfigError, DivergedError, SparseAPT, TyingError, load, save
 from reefknot.format import encode
 from reefknot.kernels.kmeans1d import counted
-from reefknot.methods.apt.budget import _lengths
-from reefknot.methods.apt.num_clusters import better_num_clusters
-from reefknot.methods.apt.prune import Pruning
-from reefknot.methods.apt.target import Target
+from reefknot.phases.budget import _lengths
+from reefknot.phases.num_clusters import better_num_clusters
+from reefknot.phases.prune import Pruning
+from reefknot.phases.target import Target
 
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(5))
 LABELS = (INPUTS[:, 0] + INPUTS[:, 1] > 0).long() + (INPUTS[:, 2] > 1).long()
@@ -100,8 +100,8 @@ def test_the_model_runs_on_tied_values_from_commit_on():
     model, optimizer, tie = started(num_clusters=5)
     for _ in range(200):
         go(model, optimizer, 1)
-        assert (len(values(model).unique()) <= 5) == tie.is_tied
-    assert tie.is_tied
+        assert (len(values(model).unique()) <= 5) == tie.phase.is_tied
+    assert tie.phase.is_tied
 
 
 def test_zeros_are_fixed_when_recovering_begins():
@@ -110,7 +110,7 @@ def test_zeros_are_fixed_when_recovering_begins():
         go(model, optimizer, 1)
     zeros = values(model) == 0
     assert 0.3 < zeros.float().mean() < 1
-    assert len(encode(tie.tied_state())) == pytest.approx(210, rel=0.03)  # 5 % to spare
+    assert len(encode(tie.content().state())) == pytest.approx(210, rel=0.03)  # 5 % to spare
     while tie.phase.name == "recover":
         go(model, optimizer, 1)
         assert (values(model)[zeros] == 0).all()
@@ -210,9 +210,9 @@ def test_stats_tell_the_phase_the_bytes_and_the_target():
     go(model, optimizer, 190)
     stats = tie.stats()
     assert stats["phase"] == "commit"
-    assert stats["predicted_bytes"] == len(encode(tie.tied_state()))
+    assert stats["predicted_bytes"] == len(encode(tie.content().state()))
     assert stats["target_bytes"] == 200
-    assert stats["num_clusters"] == tie.groups[0].num_clusters
+    assert stats["num_clusters"] == tie.tying.groups[0].num_clusters
 
 
 # -- saving, moving, several optimizers -----------------------------------------------------
@@ -405,7 +405,7 @@ def test_a_tied_network_starts_from_its_own_values():
     assert tie.stats()["phase"] == "commit"
     assert torch.equal(values(model), before)
     distinct = before.unique()
-    assert torch.equal(torch.from_numpy(tie.groups[0].centers).float(), distinct)
+    assert torch.equal(torch.from_numpy(tie.tying.groups[0].centers).float(), distinct)
     assert tie.stats()["num_clusters"] == len(distinct)
 
 
@@ -441,7 +441,7 @@ def test_a_network_that_is_not_tied_is_refused_where_it_should_be():
 
 def sized(model, target, **settings):
     tie = SparseAPT(model, target_bytes=target, steps=100, **settings)
-    tie.start_clusters("kmeans")
+    tie.tying.start("kmeans")
     return tie
 
 
@@ -449,12 +449,12 @@ def test_the_smallest_weights_of_all_groups_are_cut():
     some = torch.arange(1.0, 101.0)
     model = nn.ParameterDict({"a": nn.Parameter(some[::2].clone()), "b": nn.Parameter(-some[1::2])})
     tie = sized(model, 34, num_clusters=3, scope="tensor")
-    tie.pruning.prune()
-    alive = {g.name: g.assignments[g.name] != g.zero_cluster for g in tie.groups}
+    tie.phases[0].controller.pruning.prune()
+    alive = {g.name: g.assignments[g.name] != g.zero_cluster for g in tie.tying.groups}
     least = model["a"][alive["a"]].min()
     assert torch.equal(alive["a"], model["a"] >= least)
     assert torch.equal(alive["b"], -model["b"] >= least)
-    assert len(encode(tie.tied_state())) <= 34
+    assert len(encode(tie.content().state())) <= 34
     assert 0 < sum(int(a.sum()) for a in alive.values()) < 100
 
 
@@ -463,7 +463,7 @@ def test_a_look_at_what_would_be_lost_changes_nothing():
     tie = sized(model, 200)
     before = tie.state_dict()
     weights = values(model).double()
-    lost = tie.pruning.energy_lost()
+    lost = tie.phases[0].controller.pruning.energy_lost()
     after = tie.state_dict()
     changed = {"survivors", "num_clusters.0", "checked"}
     assert all(
@@ -472,7 +472,7 @@ def test_a_look_at_what_would_be_lost_changes_nothing():
         if k not in changed
     )
     square = weights.square().sort().values
-    expected = square[: -tie.pruning.survivors].sum() / square.sum()
+    expected = square[: -tie.phases[0].controller.pruning.survivors].sum() / square.sum()
     assert lost == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -482,13 +482,13 @@ def test_a_trimmed_network_loses_what_is_worth_least():
     weights[7, 9] = 0.5
     model = nn.ParameterDict({"w": nn.Parameter(weights)})
     tie = sized(model, 10_000, num_clusters=3)
-    tie.pruning.prune()
+    tie.phases[0].controller.pruning.prune()
     size = tie.file_bytes()
-    pruning = Pruning(tie.groups, Target(size - 1, tie.file_bytes), choose_num_clusters=False)
+    pruning = Pruning(tie.tying.groups, Target(size - 1, tie.file_bytes), choose_num_clusters=False)
     pruning.trim()
-    clusters = tie.groups[0].assignments["w"]
-    assert clusters[7, 9] == tie.groups[0].zero_cluster
-    assert (clusters[:, 0] != tie.groups[0].zero_cluster).all()
+    clusters = tie.tying.groups[0].assignments["w"]
+    assert clusters[7, 9] == tie.tying.groups[0].zero_cluster
+    assert (clusters[:, 0] != tie.tying.groups[0].zero_cluster).all()
     assert tie.file_bytes() < size
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from reefknot import SparseAPT, TyingError
 from reefknot.lab.baselines import METHODS
-from reefknot.methods.hooks import StepHooks
+from reefknot.phases.hooks import StepHooks
 
 INPUTS = torch.randn(16, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(0, 3, (16,), generator=torch.Generator().manual_seed(6))
@@ -45,7 +45,7 @@ def backward(model, scale=1.0):
 def with_penalties(model, tie):
     """The naive objective of the paper by autograd: O(N·K), centers and L1 included."""
     weights = torch.cat([p.flatten() for p in model.parameters()])
-    centers = torch.from_numpy(tie.groups[0].centers).to(weights.dtype)
+    centers = torch.from_numpy(tie.tying.groups[0].centers).to(weights.dtype)
     nearest = (weights[:, None] - centers[None, :]).square().min(1).values
     tying = tie.tying_strength / 2 * nearest.sum()
     return cross_entropy(model(INPUTS), LABELS) + tying + tie.l1_strength * weights.abs().sum()
@@ -316,7 +316,7 @@ def test_accumulated_and_clipped_gradients_get_the_pull_once_and_unclipped():
     tie = SparseAPT(ours, num_clusters=4, **STRENGTHS)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
     tie.attach(optimizer)
-    centers, assignment = tie.groups[0].centers, tie.groups[0]._gather_assignment()
+    centers, assignment = tie.tying.groups[0].centers, tie.tying.groups[0]._gather_assignment()
     for model in (ours, naive):
         for _ in range(3):
             backward(model)
@@ -360,11 +360,11 @@ def test_a_step_that_amp_skips_does_nothing(fused, hard):
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(cross_entropy(model(INPUTS), LABELS)).backward()
     model[0].weight.grad[0, 0] = float("inf")
-    before, centers, step = weights_of(model), tie.groups[0].centers.copy(), tie.step
+    before, centers, step = weights_of(model), tie.tying.groups[0].centers.copy(), tie.step
     scaler.step(optimizer)
     scaler.update()
     assert torch.equal(weights_of(model), before)
-    assert (tie.groups[0].centers == centers).all()
+    assert (tie.tying.groups[0].centers == centers).all()
     assert tie.step == step
 
 
@@ -378,7 +378,7 @@ def test_a_parameter_without_gradient_is_not_pulled_but_counts_in_the_centers():
     backward(model)
     optimizer.step()
     assert torch.equal(model[0].weight, before)
-    group = tie.groups[0]
+    group = tie.tying.groups[0]
     weights, assignment = group._gather(), group._gather_assignment()
     for k in range(4):
         inside = weights[assignment == k]
@@ -412,12 +412,12 @@ def test_with_two_optimizers_centers_move_once_a_round():
     second = torch.optim.Adam(model[2].parameters(), lr=0.01)
     tie = SparseAPT(model, num_clusters=4, **STRENGTHS).attach(first, second)
     backward(model)
-    centers = tie.groups[0].centers.copy()
+    centers = tie.tying.groups[0].centers.copy()
     first.step()
-    assert (tie.groups[0].centers == centers).all()
+    assert (tie.tying.groups[0].centers == centers).all()
     assert tie.step == 0
     second.step()
-    assert (tie.groups[0].centers != centers).any()
+    assert (tie.tying.groups[0].centers != centers).any()
     assert tie.step == 1
 
 

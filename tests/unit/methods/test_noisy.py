@@ -39,7 +39,7 @@ LABELS = torch.randint(0, 4, (16,), generator=torch.Generator().manual_seed(2))
 
 
 def attached(model, method):
-    parameters = [*model.parameters(), *method.extra_parameters()]
+    parameters = [p for g in method.parameter_groups() for p in g["params"]]
     optimizer = torch.optim.Adam(parameters, lr=0.01)
     method.attach(optimizer)
     return optimizer
@@ -97,7 +97,7 @@ def test_a_deep_copy_of_the_model_is_a_model_of_its_own(make):
     method = make(model, initial_log_variance=-2.0)
     copied = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in [*model.parameters(), *method.extra_parameters()]:
+        for parameter in [p for g in method.parameter_groups() for p in g["params"]]:
             parameter.zero_()
     torch.manual_seed(3)
     first = copied(INPUTS)
@@ -244,7 +244,7 @@ def test_a_parameter_that_no_noise_can_be_put_on_is_named(make, model, message):
 def test_excluded_parameters_stay_as_they_are(make):
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2), nn.Linear(2, 2))
     method = make(model, exclude=["0.weight", "2.weight", "1.bias"])
-    assert [layer.name for layer in method.layers] == ["1"]
+    assert [layer.name for layer in method.phases[0].layers] == ["1"]
     embedding, bias = model[0].weight.clone(), model[1].bias.clone()
     attached(model, method)
     method.harden()
@@ -268,16 +268,16 @@ def test_the_kl_is_warmed_up_by_steps_and_divided_by_the_examples(make):
     optimizer = attached(model, method)
     weights = []
     for _ in range(8):
-        weights.append(method.kl_weight())
-        kl = sum(layer.kl().item() for layer in method.layers)
-        penalty = method.penalty()
+        weights.append(method.phases[0].kl_weight())
+        kl = sum(layer.kl().item() for layer in method.phases[0].layers)
+        penalty = method.phases[0].penalty()
         assert (0.0 if penalty is None else penalty.item()) == pytest.approx(weights[-1] * kl / 100)
         train(model, optimizer, 1)
     assert weights == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_without_a_warm_up_the_kl_counts_from_the_first_step(make):
-    assert make(net()).kl_weight() == 1.0
+    assert make(net()).phases[0].kl_weight() == 1.0
 
 
 def test_all_mistakes_in_settings_are_told_together():

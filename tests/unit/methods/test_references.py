@@ -112,10 +112,10 @@ def test_random_tying_never_leaves_the_clusters_of_the_start():
     go(model, optimizer, 10)
     now = nn.utils.parameters_to_vector(model.parameters()).detach().double().numpy()
     means = [now[expected == k].mean() for k in range(4)]
-    assert tie.groups[0].centers == pytest.approx(means, abs=1e-7)
+    assert tie.tying.groups[0].centers == pytest.approx(means, abs=1e-7)
     tie.harden()
     go(model, optimizer, 5)
-    found = [tie.groups[0].assignment(n).numpy().ravel() for n in tie.groups[0].members]
+    found = [tie.tying.groups[0].assignment(n).numpy().ravel() for n in tie.tying.groups[0].members]
     assert np.array_equal(np.concatenate(found), expected)
 
 

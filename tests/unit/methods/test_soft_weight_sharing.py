@@ -27,7 +27,7 @@ def sharing(model, **settings):
 def test_the_priors_gradient_is_added_with_tau_over_the_examples():
     model = net(torch.float64)
     tie = sharing(model, tau=0.5)
-    mixture = tie.mixtures["network"]
+    mixture = tie.phases[0].mixtures["network"]
     optimizer = torch.optim.SGD(tie.parameter_groups(), lr=0.0)
     tie.attach(optimizer)
     cross_entropy(model(INPUTS.double()), LABELS).backward()
@@ -61,12 +61,12 @@ def test_the_mixture_learns_at_learning_rates_of_its_own():
     tie = sharing(model, means_lr_factor=0.5, precisions_lr_factor=3.0, mixing_lr_factor=0.0)
     optimizer = torch.optim.SGD(tie.parameter_groups(), lr=1.0)
     tie.attach(optimizer)
-    mixing = tie.mixtures["network"].log_weights.detach().clone()
+    mixing = tie.phases[0].mixtures["network"].log_weights.detach().clone()
     plan = Plan(steps=3, soft_steps=3, lr=0.1, hard_lr=0.1)
     for _ in train(model, tie, optimizer, Batches(INPUTS, LABELS, 8, 0), plan):
         pass
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.1, 0.05, 0.3, 0.0])
-    assert torch.equal(tie.mixtures["network"].log_weights, mixing)
+    assert torch.equal(tie.phases[0].mixtures["network"].log_weights, mixing)
 
 
 @pytest.mark.parametrize(("decays", "last"), [(True, 0.05), (False, 0.2)])
@@ -108,7 +108,7 @@ def test_hardening_assigns_to_the_most_responsible_and_the_nearest_mean_becomes_
     model = nn.Linear(4, 1, bias=False)
     model.weight.data = torch.tensor([[0.02, -0.9, 0.45, 0.06]])
     tie = sharing(model, num_components=3, zero_weight=0.5, init_std=0.1)
-    mixture = tie.mixtures["network"]
+    mixture = tie.phases[0].mixtures["network"]
     mixture.means.data = torch.tensor([-1.0, 0.5])
     assert tie.stats()["density"] == 0.5
     tie.harden()

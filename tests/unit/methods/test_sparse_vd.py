@@ -22,7 +22,7 @@ def test_outputs_have_the_mean_and_variance_that_noisy_weights_give():
     torch.manual_seed(0)
     layer = nn.Linear(5, 3).double()
     method = SparseVD(layer, num_examples=10)
-    log_variance = method.layers[0].log_variance
+    log_variance = method.phases[0].layers[0].log_variance
     with torch.no_grad():
         log_variance.copy_(torch.randn_like(log_variance) - 1)
     x = torch.randn(1, 5, dtype=torch.float64)
@@ -38,7 +38,7 @@ def test_a_convolutions_outputs_too():
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, 2, stride=2, padding=1)
     method = SparseVD(layer, num_examples=10)
-    log_variance = method.layers[0].log_variance
+    log_variance = method.phases[0].layers[0].log_variance
     with torch.no_grad():
         log_variance.copy_(torch.randn_like(log_variance) - 1)
     x = torch.randn(1, 2, 4, 4)
@@ -60,7 +60,7 @@ def test_noisy_weights_are_pruned_by_hand():
         layer.bias.fill_(0.25)
         # log alpha = log variance − 2 log |weight|: 2.9, 3.1 and −1.4.
         logs = [2.9, 3.1 + 2 * math.log(0.1), 0.0]
-        method.layers[0].log_variance.copy_(torch.tensor([logs]))
+        method.phases[0].layers[0].log_variance.copy_(torch.tensor([logs]))
     layer.eval()
     x = torch.tensor([[1.0, 1.0, 1.0]])
     assert layer(x).item() == pytest.approx(1.0 - 2.0 + 0.25)
@@ -75,7 +75,7 @@ def test_what_the_data_does_not_need_drowns_in_noise():
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     method = SparseVD(model, num_examples=200, num_clusters=9)
-    optimizer = torch.optim.Adam([*model.parameters(), *method.extra_parameters()], lr=0.05)
+    optimizer = torch.optim.Adam([p for g in method.parameter_groups() for p in g["params"]], lr=0.05)
     method.attach(optimizer)
     x = torch.randn(200, 8)
     target = 3 * x[:, :1] - 2 * x[:, 1:2]
@@ -95,7 +95,7 @@ def test_a_pruned_weight_is_zero_while_training_too():
     method = SparseVD(layer, num_examples=10)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.0, 0.5]]))
-        method.layers[0].log_variance.copy_(torch.tensor([[-20.0, 3.1 + 2 * math.log(0.5)]]))
+        method.phases[0].layers[0].log_variance.copy_(torch.tensor([[-20.0, 3.1 + 2 * math.log(0.5)]]))
     outputs = layer(torch.tensor([[1.0, 1.0]]).expand(100_000, 2))
     assert outputs.mean().item() == pytest.approx(2.0, abs=0.05)  # not 2.5
     assert outputs.var().item() == pytest.approx(math.exp(3.1) / 4, rel=0.05)  # its noise is left
@@ -105,10 +105,10 @@ def test_log_alpha_is_clipped_in_the_kl():
     layer = nn.Linear(1, 1)
     method = SparseVD(layer, num_examples=10)
     with torch.no_grad():
-        method.layers[0].log_variance.fill_(50.0)
-    method.penalty().backward()
-    assert method.layers[0].log_alpha().item() == 8.0
-    assert method.layers[0].log_variance.grad.item() == 0.0
+        method.phases[0].layers[0].log_variance.fill_(50.0)
+    method.phases[0].penalty().backward()
+    assert method.phases[0].layers[0].log_alpha().item() == 8.0
+    assert method.phases[0].layers[0].log_variance.grad.item() == 0.0
 
 
 def test_a_threshold_that_is_no_number_is_refused():

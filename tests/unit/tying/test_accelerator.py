@@ -45,7 +45,7 @@ class Run:
         return list(self.left[before:])
 
     def clusters(self):
-        group = self.tie.groups[0]
+        group = self.tie.tying.groups[0]
         held = [a.inner if isinstance(a, Away) else a for a in group.assignments.values()]
         return group.centers.tolist(), [a.tolist() for a in held]
 
@@ -111,7 +111,7 @@ def test_survivors_are_fitted_again_on_the_device_as_on_the_host():
 
     def refitted(model):
         tie = reefknot.SparseAPT(model, num_clusters=K)
-        group = tie.groups[0]
+        group = tie.tying.groups[0]
         group.part_zeros(0.02, K)
         group.fix_zeros()
         for number, name in enumerate(group.members):

@@ -81,22 +81,22 @@ def test_refit_tells_the_share_of_changed_assignments():
 def test_hardening_projects_and_makes_the_smallest_center_exactly_zero():
     group = group_of([0.2, 0.4, 4.0], [-5.0, 6.0])
     group.start("kmeans")  # {-5}, {0.2, 0.4}, {4, 6}
-    group.harden(zero_cluster=True)
+    group.harden()
     assert values(group) == [[0.0, 0.0, 5.0], [-5.0, 5.0]]
     assert group.zero_cluster == 1
 
 
 def test_hardening_without_a_zero_cluster_keeps_every_center():
-    group = group_of([0.25, 0.75, 4.0], k=2)
+    group = Group("network", [Named("p0", nn.Parameter(torch.tensor([0.25, 0.75, 4.0])))], 2, sparse=False)
     group.start("kmeans")
-    group.harden(zero_cluster=False)
+    group.harden()
     assert values(group) == [[0.5, 0.5, 4.0]]
 
 
 def test_after_a_hard_step_each_weight_is_its_clusters_mean_and_zeros_stay_zero():
     group = group_of([0.1, -0.1, 4.0, 4.0, -3.0])
     group.start("kmeans")
-    group.harden(zero_cluster=True)
+    group.harden()
     with torch.no_grad():  # an optimizer with a memory for each weight
         group.members["p0"].add_(torch.tensor([0.5, 0.0, 1.0, 2.0, -1.0]))
     group.retie()
@@ -106,7 +106,7 @@ def test_after_a_hard_step_each_weight_is_its_clusters_mean_and_zeros_stay_zero(
 def test_zero_is_positive_zero():
     group = group_of([-0.25, 0.25, 8.0], k=2, dtype=torch.float32)
     group.start("kmeans")
-    group.harden(zero_cluster=True)
+    group.harden()
     with torch.no_grad():
         group.members["p0"].copy_(torch.tensor([-0.0, -0.0, 8.0]))
     group.retie()
@@ -133,21 +133,21 @@ def test_the_pull_to_a_median_has_constant_size():
 
 def test_a_parameter_laid_out_anew_keeps_its_assignment():
     weight = nn.Parameter(torch.randn(4, 3, 2, 2, dtype=torch.float64))
-    group = Group("network", [Named("w", weight)], 5)
+    group = Group("network", [Named("w", weight)], 5, sparse=False)
     group.start("kmeans")
     before = group.centers[group.assignment("w").numpy()]
     weight.data = weight.data.to(memory_format=torch.channels_last)
     group.refresh()
     after = group.centers[group.assignment("w").contiguous().numpy()]
     np.testing.assert_allclose(before, after, atol=1e-12)
-    group.harden(zero_cluster=False)
+    group.harden()
     np.testing.assert_allclose(weight.detach().numpy(), before, atol=1e-12)
 
 
 def test_saving_and_loading_gives_the_same_group():
     group = group_of([0.1, 2.0], [[3.0], [-1.0]])
     group.start("kmeans")
-    group.harden(zero_cluster=True)
+    group.harden()
     other = group_of([0.0, 0.0], [[0.0], [0.0]])
     other.load_state_dict(group.state_dict())
     assert np.array_equal(other.centers, group.centers)
@@ -234,7 +234,7 @@ def test_blocks_of_zeros_are_skipped_in_the_layout_of_the_weights_only():
     for layout in (torch.contiguous_format, torch.channels_last):
         group = Group("g", [Named("w", nn.Parameter(weights.clone()))], 2)
         group.start_sparse("even")
-        group.harden(zero_cluster=True)
+        group.harden()
         grad = grads.to(memory_format=layout, copy=True)
         group.share_gradients_({"w": grad}, "mean")
         assert torch.allclose(grad, expected, atol=1e-6)
@@ -274,7 +274,7 @@ def test_a_group_that_is_not_sparse_is_tied_but_never_zero():
         assert grad.tolist() == [0.0] * 4
         group.fix_zeros()
         group.hold_zeros()
-        group.harden(zero_cluster=True)
+        group.harden()
         assert group.zero_cluster is None
         assert weights.tolist() == pytest.approx([0.005, 0.005, 1.05, 1.05])
         assert group.alive("w").all()

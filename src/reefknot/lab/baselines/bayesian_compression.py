@@ -45,11 +45,11 @@ from reefknot.lab.baselines.noisy import (
     NoisyMethod,
     apply,
     draw,
+    is_tied,
     log_alpha,
     log_uniform_kl,
     unit_gaussian_kl,
 )
-from reefknot.methods.hooks import Step
 from reefknot.methods.settings import (
     are_clusters,
     is_any_number,
@@ -57,7 +57,8 @@ from reefknot.methods.settings import (
     is_number,
     setting,
 )
-from reefknot.methods.tied import NumClusters
+from reefknot.tying import Tying
+from reefknot.tying.tying import NumClusters
 
 Prior = Literal["gnj", "ghs"]
 Threshold = float | Mapping[str, float]
@@ -209,9 +210,10 @@ class ScaledLayer(NoisyLayer):
         tau: float | None,
         initial_log_variance: float,
         threshold: float,
+        max_variance: float | None = None,
     ) -> None:
         super().__init__(name, layer)
-        self.threshold = threshold
+        self.threshold, self.max_variance = threshold, max_variance
         self.log_variance = self.learn(
             "log_variance", torch.full_like(layer.weight, initial_log_variance)
         )
@@ -255,11 +257,13 @@ class ScaledLayer(NoisyLayer):
             kl = kl + unit_gaussian_kl(self.layer.bias, self.bias_log_variance).sum()
         return kl
 
-    def limit_(self, max_variance: float) -> None:
-        """Clamp the variances of weights and biases to this maximum."""
-        self.log_variance.clamp_(max=math.log(max_variance))
+    def limit_(self) -> None:
+        """Clamp the variances of weights and biases to the maximum, if there is one."""
+        if self.max_variance is None:
+            return
+        self.log_variance.clamp_(max=math.log(self.max_variance))
         if self.bias_log_variance is not None:
-            self.bias_log_variance.clamp_(max=math.log(max_variance))
+            self.bias_log_variance.clamp_(max=math.log(self.max_variance))
 
 
 def _groups(layer: Layer) -> Tensor:
@@ -320,27 +324,21 @@ class BayesianCompression(NoisyMethod):
         check=is_number(least=_LEAST_SCALE),
     )
 
-    def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
+    def noisy_layers(self, layers: Mapping[str, Layer], tying: Tying) -> Sequence[NoisyLayer]:
+        """Gaussians and scales; the first layer's variances are bounded."""
         thresholds = _by_layer(self.threshold, THRESHOLDS[self.prior], list(layers))
         return [
             ScaledLayer(
                 name,
                 layer,
-                noisy_bias=self._is_tied(f"{name}.bias"),
+                noisy_bias=is_tied(f"{name}.bias", tying),
                 tau=self.global_scale if self.prior == "ghs" else None,
                 initial_log_variance=self.initial_log_variance,
                 threshold=thresholds[name],
+                max_variance=None if number else self.first_layer_max_variance,
             )
-            for name, layer in layers.items()
+            for number, (name, layer) in enumerate(layers.items())
         ]
-
-    def after_step(self, step: Step) -> None:
-        """Soft phase: clamp the first layer's variances. Hard phase: tie again."""
-        super().after_step(step)
-        if not self.hard:
-            first = self.layers[0]
-            assert isinstance(first, ScaledLayer)
-            first.limit_(self.first_layer_max_variance)
 
 
 def _by_layer(threshold: Threshold | None, default: float, names: list[str]) -> dict[str, float]:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from reefknot.errors import ConfigError
-from reefknot.lab.baselines.pruned import PruningMethod
-from reefknot.methods.hooks import Step
+from reefknot.lab.baselines.pruned import Pruned
+from reefknot.methods import TyingMethod
 from reefknot.methods.settings import (
     are_clusters,
     are_patterns,
@@ -29,9 +29,10 @@ from reefknot.methods.settings import (
     is_scope,
     setting,
 )
-from reefknot.methods.tied import NumClusters
-from reefknot.tying.group import Shared
+from reefknot.phases import Frozen, Phase, Step
+from reefknot.tying import Tying
 from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
+from reefknot.tying.tying import NumClusters
 
 Quality = float | Mapping[str, float]
 
@@ -44,11 +45,10 @@ def _are_qualities(name: str, value: Any) -> Iterator[str]:
         yield from is_number()(f"{name}.{pattern}", quality)
 
 
-class DeepCompression(PruningMethod):
+class DeepCompression(TyingMethod):
     """Deep Compression: iterated magnitude pruning, k-means per tensor, summed gradients."""
 
     name: ClassVar[str] = "deep_compression"
-    shared: ClassVar[Shared] = "sum"
 
     num_clusters: NumClusters = setting(
         default=64,
@@ -87,39 +87,43 @@ class DeepCompression(PruningMethod):
         check=are_patterns,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = [name for group in self.groups for name in group.members]
-        self._quality = _quality_by_name(self.quality, names)
+    def make_tying(self, **options: Any) -> Tying:
+        """Each tensor with a codebook; vectors are kept unless patterns say otherwise."""
+        exclude = _vectors(self.model) if self.exclude is None else self.exclude
+        return super().make_tying(exclude=exclude, **options)
 
-    def _excluded(self) -> Sequence[str] | str:
-        return _vectors(self.model) if self.exclude is None else self.exclude
+    def phases_of(self, tying: Tying) -> Sequence[Phase]:
+        """Pruning in rounds until `harden()`, then shared values."""
+        rounds = PruneInRounds(tying, self.quality, self.prune_every, self.prune_rounds)
+        return [rounds, Frozen(tying, prepare=lambda: tying.cluster("even"), shared="sum")]
 
-    # -- training ---------------------------------------------------------------------------
+
+class PruneInRounds(Pruned):
+    """Training that prunes every so many steps, a little more each time."""
+
+    def __init__(self, tying: Tying, quality: Quality, every: int, rounds: int) -> None:
+        super().__init__(tying)
+        names = [name for group in tying.groups for name in group.members]
+        self.quality = _quality_by_name(quality, names)
+        self.every, self.rounds = every, rounds
 
     def after_step(self, step: Step) -> None:
-        """Soft phase: keep zeros, prune when a round is due. Hard phase: tie again."""
+        """Keep zeros, and prune when a round is due."""
         super().after_step(step)
-        if self.hard or not step.ends_round:
-            return
-        rounds, rest = divmod(self.step, self.prune_every)
-        if rest == 0 and rounds <= self.prune_rounds:
-            self._prune_all(rounds / self.prune_rounds)
+        done, rest = divmod(self.step, self.every)
+        if step.ends_round and rest == 0 and done <= self.rounds:
+            self._prune_all(done / self.rounds)
+
+    def leave(self) -> None:
+        """Prune to the full quality if rounds are left."""
+        if self.step < self.every * self.rounds:
+            self._prune_all(1.0)
 
     def _prune_all(self, share: float) -> None:
-        for group in self.groups:
+        for group in self.tying.groups:
             for name, parameter in group.members.items():
                 deviation = float(parameter.detach().double().std(correction=0))
-                self._prune(group, name, share * self._quality[name] * deviation)
-
-    def harden(self) -> None:
-        """Prune if rounds are left, cluster each tensor, freeze the assignment."""
-        self._require_soft()
-        if self.step < self.prune_every * self.prune_rounds:
-            self._prune_all(1.0)
-        for group in self.groups:
-            group.start_sparse("even")
-        self._hardened()
+                self.prune(group, name, share * self.quality[name] * deviation)
 
 
 def _vectors(model: nn.Module) -> list[str]:

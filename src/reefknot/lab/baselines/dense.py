@@ -1,16 +1,17 @@
 """No compression: trains the dense networks that others start from and are compared with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from reefknot.methods.hooks import Step
-from reefknot.methods.method import Method, Saved, Stats
+from reefknot.methods import Method
 from reefknot.methods.settings import is_count, setting
-from reefknot.state import TiedState
+from reefknot.phases import Phase, Step
 from reefknot.tying.saved import saved_tensor
+from reefknot.tying.selection import unwrapped
+from reefknot.tying.tying import Saved
 
 _AVERAGE = "average."  # and the parameter's name: an entry of the saved state
 
@@ -31,15 +32,46 @@ class Dense(Method):
         check=is_count("a whole number of at least 0"),
     )
 
-    def prepare(self, model: nn.Module) -> None:
-        """There is no average before the first step."""
-        self._averages: dict[str, Tensor] = {}
+    def _all_phases(self) -> Sequence[Phase]:
+        self.model = unwrapped(self.model)
+        return [Train(self.model, self.average_steps), Trained(self.model)]
+
+
+class _Untied(Phase):
+    """A phase over a model in which nothing is tied."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.steps, self.step = model, None, 0
+
+    def density(self) -> float:
+        """The non-zero fraction of the trainable parameters."""
+        trainable = [p.detach() for p in self.model.parameters() if p.requires_grad]
+        nonzero = sum(int(torch.count_nonzero(p)) for p in trainable)
+        return nonzero / max(1, sum(p.numel() for p in trainable))
+
+
+class Trained(_Untied):
+    """The end: weights stay as the optimizer leaves them."""
+
+    name = "done"
+    is_tied = True
+    is_last = True
+
+
+class Train(_Untied):
+    """Plain training, perhaps with a running average."""
+
+    name = "train"
+
+    def __init__(self, model: nn.Module, average_steps: int) -> None:
+        super().__init__(model)
+        self.average_steps = average_steps
+        self._averages: dict[str, Tensor] = {}  # none before the first step
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
         """Take the new weights into the average."""
-        super().after_step(step)
-        if not step.ends_round or not self.average_steps or self.hard:
+        if not step.ends_round or not self.average_steps:
             return
         weights = self._weights()
         if self.step == 1:
@@ -48,28 +80,22 @@ class Dense(Method):
         torch._foreach_lerp_(list(self._averages.values()), list(weights.values()), share)
 
     @torch.no_grad()
-    def harden(self) -> None:
+    def leave(self) -> None:
         """The weights become their average, if there is one."""
         for name, weight in self._weights().items():
             weight.copy_(self._averages.get(name, weight))
         self._averages = {}
-        self.hard = True
-
-    def finish(self) -> TiedState:
-        """Every tensor of the model, kept exactly."""
-        self._require_hard()
-        self.detach()
-        return TiedState((), tuple(self._stored({})), self._aliases())
 
     def state_dict(self) -> Saved:
         """The averages as well."""
         averages = {_AVERAGE + name: average.clone() for name, average in self._averages.items()}
         return super().state_dict() | averages
 
-    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
-        super()._load(state)
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved."""
+        super().load_state_dict(state)
         self._averages = {}
-        if self.average_steps and self.step and not self.hard:
+        if self.average_steps and self.step:
             for name, weight in self._weights().items():
                 own = saved_tensor(state, _AVERAGE + name, dtype=weight.dtype, shape=weight.shape)
                 self._averages[name] = own.clone()
@@ -77,13 +103,3 @@ class Dense(Method):
     def _weights(self) -> dict[str, Tensor]:
         named = self.model.named_parameters()
         return {name: parameter.detach() for name, parameter in named if parameter.requires_grad}
-
-    def stats(self) -> Stats:
-        """Density, and the bytes of the uncompressed tensors."""
-        trainable = [p.detach() for p in self.model.parameters() if p.requires_grad]
-        nonzero = sum(int(torch.count_nonzero(p)) for p in trainable)
-        return super().stats() | {
-            "phase": "train",
-            "density": nonzero / max(1, sum(p.numel() for p in trainable)),
-            "predicted_bytes": sum(t.nbytes for t in self.model.state_dict().values()),
-        }

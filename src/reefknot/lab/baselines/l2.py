@@ -6,11 +6,14 @@ Paper     section 4.2 and the appendix train with L2 for comparison.
 Unaware   of the training loop, the data and the file.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from reefknot.methods.hooks import Step, dense_grad
+from reefknot.methods.method import WithoutZeroCluster
 from reefknot.methods.settings import is_number, setting
-from reefknot.methods.tied import WithoutZeroCluster
+from reefknot.phases import Frozen, Phase, Step
+from reefknot.phases.hooks import dense_grad
+from reefknot.tying import Tying
 
 
 class L2(WithoutZeroCluster):
@@ -25,20 +28,23 @@ class L2(WithoutZeroCluster):
         kw_only=False,
     )
 
+    def phases_of(self, tying: Tying) -> Sequence[Phase]:
+        """The penalty until `harden()`, then shared values."""
+        return [L2Penalty(tying, self.l2_strength), Frozen(tying, prepare=tying.cluster)]
+
+
+class L2Penalty(Phase):
+    """Training with an L2 penalty."""
+
+    name = "penalty"
+
+    def __init__(self, tying: Tying, strength: float) -> None:
+        super().__init__(tying)
+        self.strength = strength
+
     def before_step(self, step: Step) -> None:
-        """Soft phase: add the gradient of the penalty. Hard phase: share gradients."""
-        super().before_step(step)
-        if self.hard:
-            return
-        for _, _, name, parameter in self.held_by(step):
+        """Add the gradient of the penalty."""
+        for _, _, name, parameter in step.moved(self.tying):
             grad = dense_grad(name, parameter)
             if grad is not None:
-                grad.add_(parameter.detach(), alpha=self.l2_strength * step.grad_scale)
-
-    def harden(self) -> None:
-        """Cluster by k-means, set each weight to its center, freeze the assignment."""
-        self._require_soft()
-        for group in self.groups:
-            group.start("kmeans")
-            group.harden(zero_cluster=False)
-        self._hardened()
+                grad.add_(parameter.detach(), alpha=self.strength * step.grad_scale)

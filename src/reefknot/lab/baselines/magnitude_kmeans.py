@@ -8,17 +8,19 @@ Unaware   of the training loop, the data and the file.
 The soft phase is plain training, and may have no steps at all.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
-from reefknot.lab.baselines.pruned import PruningMethod
+from reefknot.lab.baselines.pruned import Pruned
+from reefknot.methods import TyingMethod
 from reefknot.methods.settings import is_number, setting
-from reefknot.tying import ops
-from reefknot.tying.group import Group
+from reefknot.phases import Frozen, Phase
+from reefknot.tying import Group, Tying, ops
 
 
-class MagnitudeKmeans(PruningMethod):
+class MagnitudeKmeans(TyingMethod):
     """No penalty: keep the largest weights, then k-means."""
 
     name: ClassVar[str] = "magnitude_kmeans"
@@ -30,18 +32,27 @@ class MagnitudeKmeans(PruningMethod):
         kw_only=False,
     )
 
-    def harden(self) -> None:
-        """Prune, cluster the rest by k-means, freeze the assignment."""
-        self._require_soft()
-        for group in self.groups:
+    def phases_of(self, tying: Tying) -> Sequence[Phase]:
+        """Plain training until `harden()` prunes, then shared values."""
+        return [KeepLargest(tying, self.density), Frozen(tying, prepare=tying.cluster)]
+
+
+class KeepLargest(Pruned):
+    """Plain training, after which the smallest weights of each group are pruned."""
+
+    def __init__(self, tying: Tying, share: float) -> None:
+        super().__init__(tying)
+        self.share = share  # of each group's weights, which stay
+
+    def leave(self) -> None:
+        """Prune."""
+        for group in self.tying.groups:
             threshold = self._threshold(group)
             for name in group.members:
-                self._prune(group, name, threshold)
-            group.start_sparse("kmeans")
-        self._hardened()
+                self.prune(group, name, threshold)
 
     def _threshold(self, group: Group) -> float:
         """The magnitude of the smallest weight that is kept."""
         magnitudes = torch.cat([ops.flat(p).double().abs() for p in group.members.values()])
-        pruned = min(round((1 - self.density) * len(magnitudes)), len(magnitudes) - 1)
+        pruned = min(round((1 - self.share) * len(magnitudes)), len(magnitudes) - 1)
         return float(magnitudes.kthvalue(pruned + 1).values)

@@ -1,4 +1,4 @@
-"""The base class of methods that train a distribution for each weight instead of a value.
+"""Methods that train a distribution for each weight instead of a value.
 
 Takes     a model, and a `NoisyLayer` for each of its linear and convolutional layers.
 Gives     layers that draw fresh noise at each training step, KL / N as the penalty, and plain
@@ -7,11 +7,11 @@ Paper     Kingma et al. 2015 (local reparametrization), Molchanov et al. 2017 (t
 Unaware   of which distributions a method uses, and of when it prunes.
 
 The means are the model's own parameters. All other learned parameters are held here and given to
-the optimizer by `extra_parameters`, so that the keys of the state dict do not change.
+the optimizer by `parameter_groups`, so that the keys of the state dict do not change.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,12 +19,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from reefknot.errors import TyingError
-from reefknot.methods.method import Saved
+from reefknot.methods import TyingMethod
 from reefknot.methods.settings import is_count, setting
-from reefknot.methods.tied import TyingMethod
+from reefknot.phases import Frozen, Phase, Step
+from reefknot.phases.hooks import unshare_grad_
+from reefknot.shrinking.graph import dead_elements
+from reefknot.tying import Tying
 from reefknot.tying.ops import flat
 from reefknot.tying.saved import saved_tensor
 from reefknot.tying.selection import NORM_LAYERS, original_name
+from reefknot.tying.tying import Saved
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -106,6 +110,9 @@ class NoisyLayer(ABC):
             return self.sample(x)
         return apply(self.layer, x, *self.means())
 
+    def limit_(self) -> None:  # noqa: B027  most layers have no bounds
+        """Clamp what is learned after a step, if the method needs that."""
+
     def install(self) -> None:
         """Replace the layer's `forward`."""
         vars(self.layer)["forward"] = self.forward
@@ -127,11 +134,11 @@ class NoisyLayer(ABC):
 
 
 class NoisyMethod(TyingMethod):
-    """A method with noisy layers: noise in the soft phase, tied as in `TyingMethod` in the hard.
+    """A method that trains noisy layers until `harden()`, and then shared values.
 
     Every included weight of a Linear or a convolution (not transposed) gets noise. Biases and the
-    parameters of norm layers have no noise in the soft phase unless the method says otherwise, and
-    share values from `harden` on. Any other included parameter is refused.
+    parameters of norm layers have no noise unless the method says otherwise, and share values from
+    `harden` on. Any other included parameter is refused.
     """
 
     noise_lr_factor: ClassVar[float] = 1.0  # for all learned parameters but the means
@@ -150,91 +157,92 @@ class NoisyMethod(TyingMethod):
         check=is_count("a whole number of steps"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # After all checks, so that a refused model is left as it was.
-        self.layers = self._noisy(self._layers())
-        for layer in self.layers:
-            layer.install()
-
-    def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
+    @abstractmethod
+    def noisy_layers(self, layers: Mapping[str, Layer], tying: Tying) -> Sequence[NoisyLayer]:
         """The method's own kind of noisy layer for each of these."""
-        raise NotImplementedError
 
-    def _layers(self) -> dict[str, Layer]:
-        """The layers that get noise; an error names all parameters that cannot have noise."""
-        refused = {n: why for n, why in _refusals(self.model) if self._is_tied(n)}
-        if refused:
-            reasons = "; ".join(f"{name} ({why})" for name, why in refused.items())
-            raise TyingError(
-                f"{self.name} can put no noise on {reasons}; exclude them, or take another method"
-            )
-        layers = {
-            original_name(name): module
-            for name, module in self.model.named_modules()
-            if isinstance(module, Layer) and self._is_tied(f"{original_name(name)}.weight")
-        }
-        if not layers:
-            raise TyingError(f"{self.name} needs a Linear or a convolution, and found none to tie")
-        return layers
+    def phases_of(self, tying: Tying) -> Sequence[Phase]:
+        """Noise until `harden()`, then shared values."""
+        layers = _layers_to_tie(tying, self.name)
+        noise = Noise(tying, self.noisy_layers(layers, tying), self)
+        return [noise, Frozen(tying, prepare=tying.cluster)]
 
-    def _is_tied(self, name: str) -> bool:
-        return any(name.removeprefix(".") in group.members for group in self.groups)
 
-    # -- training ---------------------------------------------------------------------------
+class Noise(Phase):
+    """Training of noisy layers, with KL / N as the penalty."""
 
-    def extra_parameters(self) -> list[nn.Parameter]:
-        """All parameters of the distributions except the means."""
-        return [parameter for layer in self.layers for parameter in layer.learned.values()]
+    name = "noise"
+
+    def __init__(self, tying: Tying, layers: Sequence[NoisyLayer], settings: NoisyMethod) -> None:
+        super().__init__(tying)
+        self.layers = list(layers)
+        self.settings = settings
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters, and the other learned ones at their own learning rate."""
-        means = [p for p in self.model.parameters() if p.requires_grad]
-        learned = {"params": self.extra_parameters(), "lr_factor": self.noise_lr_factor}
-        return [{"params": means}, learned | {"weight_decay": 0.0}]
+        """All parameters of the distributions except the means."""
+        learned = [parameter for layer in self.layers for parameter in layer.learned.values()]
+        factor = self.settings.noise_lr_factor
+        return [{"params": learned, "lr_factor": factor, "weight_decay": 0.0}]
+
+    def set_active(self, is_active: bool) -> None:
+        """Give the layers their noise, or take it away."""
+        for layer in self.layers:
+            layer.install() if is_active else layer.remove()
 
     def kl_weight(self) -> float:
         """0 until `warmup_start`, then a linear warm-up to 1 over `warmup_steps` steps."""
-        if self.step < self.warmup_start:
+        start = self.settings.warmup_start
+        if self.step < start:
             return 0.0
-        return min(1.0, (self.step - self.warmup_start + 1) / max(1, self.warmup_steps))
+        return min(1.0, (self.step - start + 1) / max(1, self.settings.warmup_steps))
 
     def penalty(self) -> Tensor | None:
-        """The KL of all layers per example, times its current weight."""
+        """The KL of all layers per example, times its current weight; None if that is 0."""
         weight = self.kl_weight()
-        if self.hard or not weight:
+        if not weight:
             return None
         kl = torch.stack([layer.kl() for layer in self.layers]).sum()
-        return kl * (weight / self.num_examples)
+        return kl * (weight / self.settings.num_examples)
 
-    def harden(self) -> None:
-        """Prune, remove the noise, and tie the weights: zeros, and k-means on the others.
+    def before_step(self, step: Step) -> None:
+        """Add the gradient of the penalty."""
+        if not step.starts_round:
+            return
+        with torch.enable_grad():
+            penalty = self.penalty()
+            if penalty is not None:
+                learned = (p for layer in self.layers for p in layer.learned.values())
+                for parameter in (*self.tying.model.parameters(), *learned):
+                    unshare_grad_(parameter)
+                (penalty * step.grad_scale).backward()
 
-        With an example input, dead units are removed with all of their weights.
-        """
-        self._require_soft()
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Keep what is learned within the bounds of its layer."""
+        for layer in self.layers:
+            layer.limit_()
+
+    def leave(self) -> None:
+        """Prune: the means stay, and with an example input no weight of a dead unit."""
         for layer in self.layers:
             layer.fold_()
-            layer.remove()
-        self.zero_dead_()
-        for group in self.groups:
-            group.start_sparse("kmeans")
-        self._hardened()
+        self.set_active(False)
+        if self.settings.example_input is not None:
+            zero_dead_(self.tying.model, self.settings.example_input)
 
     # -- reading and saving -----------------------------------------------------------------
 
     def state_dict(self) -> Saved:
-        """Phase and step, the distributions, centers and assignments."""
-        saved = super().state_dict()
-        return saved | {key: value.detach().clone() for key, value in self._learned()}
+        """The step, and the distributions."""
+        learned = {key: value.detach().clone() for key, value in self._learned()}
+        return super().state_dict() | learned
 
-    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
-        super()._load(state)
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved."""
+        super().load_state_dict(state)
         for key, parameter in self._learned():
             value = saved_tensor(state, key, dtype=parameter.dtype, shape=parameter.shape)
             parameter.detach().copy_(value)
-        for layer in self.layers:
-            layer.remove() if self.hard else layer.install()
 
     def _learned(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Learned parameters by key.
@@ -245,25 +253,51 @@ class NoisyMethod(TyingMethod):
             for name, parameter in layer.learned.items():
                 yield f"noise.{number}.{name}", parameter
 
-    def _density(self) -> float:
-        if self.hard:
-            return super()._density()
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        alive = self._alive_counts()
-        left = sum(alive.get(id(p), int(torch.count_nonzero(p))) for p in trained)
-        return left / sum(p.numel() for p in trained)
-
     @torch.no_grad()
-    def _alive_counts(self) -> dict[int, int]:
-        """How many elements of each noisy parameter hardening would keep, by `id`."""
-        counts = {}
+    def density(self) -> float:
+        """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
+        alive = {}
         for noisy in self.layers:
             for own, mean in zip(
                 (noisy.layer.weight, noisy.layer.bias), noisy.means(), strict=True
             ):
                 if own is not None and mean is not None:
-                    counts[id(own)] = int(torch.count_nonzero(mean))
-        return counts
+                    alive[id(own)] = int(torch.count_nonzero(mean))
+        trained = [p for p in self.tying.model.parameters() if p.requires_grad]
+        left = sum(alive.get(id(p), int(torch.count_nonzero(p))) for p in trained)
+        return left / sum(p.numel() for p in trained)
+
+
+@torch.no_grad()
+def zero_dead_(model: nn.Module, example_input: Any) -> None:
+    """Zero all weights of dead units: those whose incoming or outgoing weights are all zero."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name, dead in dead_elements(model, example_input).items():
+        if name in named:
+            named[name].masked_fill_(dead, 0.0)
+
+
+def is_tied(name: str, tying: Tying) -> bool:
+    """Whether a parameter of this name is tied."""
+    return any(name.removeprefix(".") in group.members for group in tying.groups)
+
+
+def _layers_to_tie(tying: Tying, method: str) -> dict[str, Layer]:
+    """The layers that get noise; an error names all parameters that cannot have noise."""
+    refused = {n: why for n, why in _refusals(tying.model) if is_tied(n, tying)}
+    if refused:
+        reasons = "; ".join(f"{name} ({why})" for name, why in refused.items())
+        raise TyingError(
+            f"{method} can put no noise on {reasons}; exclude them, or take another method"
+        )
+    layers = {
+        original_name(name): module
+        for name, module in tying.model.named_modules()
+        if isinstance(module, Layer) and is_tied(f"{original_name(name)}.weight", tying)
+    }
+    if not layers:
+        raise TyingError(f"{method} needs a Linear or a convolution, and found none to tie")
+    return layers
 
 
 def _refusals(model: nn.Module) -> Iterator[tuple[str, str]]:

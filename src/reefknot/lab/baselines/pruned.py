@@ -1,6 +1,6 @@
-"""The base class of methods that prune weights and keep them at zero.
+"""A phase that prunes weights and keeps them at zero.
 
-Takes     groups of weights, and for each weight tensor the magnitude below which it is pruned.
+Takes     tied weights, and for each weight tensor the magnitude below which it is pruned.
 Gives     weights that are exactly zero and stay so while the others train on.
 Paper     section 4.3, Table 1: the methods it is compared with.
 Unaware   of how a method chooses its thresholds and when it prunes.
@@ -15,44 +15,39 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import TyingError
-from reefknot.methods.hooks import Step, dense_grad
-from reefknot.methods.method import Saved
-from reefknot.methods.tied import TyingMethod
-from reefknot.tying import ops
-from reefknot.tying.group import Group
+from reefknot.phases import Phase, Step
+from reefknot.phases.hooks import dense_grad
+from reefknot.tying import Group, Tying, ops
 from reefknot.tying.saved import saved_tensor
+from reefknot.tying.tying import Saved
 
 _PREFIX = "pruned."
 
 
-class PruningMethod(TyingMethod):
-    """A tying method that prunes in the soft phase; zero is then one of each group's values."""
+class Pruned(Phase):
+    """Training of what is not pruned yet; zero is then one of each group's values."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    name = "prune"
+
+    def __init__(self, tying: Tying) -> None:
+        super().__init__(tying)
         self.pruned: dict[str, Tensor] = {}  # by parameter: True where it stays zero
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: zero the gradients of pruned weights. Hard phase: share gradients."""
-        super().before_step(step)
-        if self.hard:
-            return
-        for _, _, name, parameter in self.held_by(step):
+        """Zero the gradients of pruned weights."""
+        for _, _, name, parameter in step.moved(self.tying):
             grad = dense_grad(name, parameter)
             if grad is not None and name in self.pruned:
                 grad.masked_fill_(self._mask(name, parameter), 0.0)
 
     def after_step(self, step: Step) -> None:
-        """Soft phase: keep pruned weights at zero. Hard phase: tie again."""
-        super().after_step(step)
-        if self.hard:
-            return
-        for _, _, name, parameter in self.held_by(step):
+        """Keep pruned weights at zero."""
+        for _, _, name, parameter in step.moved(self.tying):
             if name in self.pruned:
                 parameter.detach().masked_fill_(self._mask(name, parameter), 0.0)
 
     @torch.no_grad()
-    def _prune(self, group: Group, name: str, threshold: float) -> None:
+    def prune(self, group: Group, name: str, threshold: float) -> None:
         """Prune what is below the threshold for good; a matrix must not become all zero."""
         if not group.sparse:
             return
@@ -73,23 +68,18 @@ class PruningMethod(TyingMethod):
         self.pruned[name] = ops.like(self.pruned[name], parameter)
         return self.pruned[name]
 
-    def _hardened(self) -> None:
-        """Forget the masks: from now on the groups' zero clusters keep zeros at zero."""
-        super()._hardened()
-        self.pruned.clear()
-
     def state_dict(self) -> Saved:
-        """Phase, step, clusters, and the pruning masks."""
-        return super().state_dict() | {
-            f"{_PREFIX}{name}": mask.clone() for name, mask in self.pruned.items()
-        }
+        """The step, and the pruning masks."""
+        masks = {f"{_PREFIX}{name}": mask.clone() for name, mask in self.pruned.items()}
+        return super().state_dict() | masks
 
-    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
-        super()._load(state)
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved."""
+        super().load_state_dict(state)
         self.pruned = {}
-        if self.hard or not any(str(key).startswith(_PREFIX) for key in state):
+        if not any(str(key).startswith(_PREFIX) for key in state):
             return
-        for group in (group for group in self.groups if group.sparse):
+        for group in (group for group in self.tying.groups if group.sparse):
             for name, parameter in group.members.items():
                 key = f"{_PREFIX}{name}"
                 mask = saved_tensor(state, key, dtype=torch.bool, shape=parameter.shape)

@@ -6,7 +6,7 @@ Paper     section 4.3, Table 1; section 1 on mixtures of Gaussians as priors.
 Unaware   of the training loop, the data and the file.
 
 The objective is the mean data loss plus tau/num_examples times -log p(weights, precisions); tau may
-grow at first. Its gradient is computed by hand, in chunks (`tying/mixture.py`), and added before
+grow at first. Its gradient is computed by hand, in chunks (`mixture.py`), and added before
 each step: autograd would store several numbers for each weight and component. Hardening merges
 similar components, moves the mean nearest to zero to zero, and gives each weight the mean of the
 component with the highest responsibility.
@@ -18,17 +18,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from reefknot.methods.hooks import Step, dense_grad
-from reefknot.methods.method import Saved, Stats
+from reefknot.lab.baselines.mixture import Components, Gamma, Mixture, merged, most_likely
+from reefknot.methods import TyingMethod
 from reefknot.methods.settings import Check, are_clusters, is_count, is_number, setting
-from reefknot.methods.tied import NumClusters, TyingMethod
+from reefknot.phases import Frozen, Phase, Step
+from reefknot.phases.hooks import dense_grad
 from reefknot.state import MAX_CODEBOOK
-from reefknot.tying import ops
-from reefknot.tying.group import Group
-from reefknot.tying.mixture import Components, Gamma, Mixture, merged, most_likely
+from reefknot.tying import Group, Tying, ops
 from reefknot.tying.saved import saved_tensor
+from reefknot.tying.tying import NumClusters, Saved
 
 _FACTORS = {
     "means": "means_lr_factor",
@@ -133,46 +133,49 @@ class SoftWeightSharing(TyingMethod):
         check=is_number(),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def phases_of(self, tying: Tying) -> Sequence[Phase]:
+        """The mixture prior until `harden()`, then shared values."""
+        prior = MixturePrior(tying, self)
+        return [prior, Frozen(tying, prepare=prior.cluster)]
+
+
+class MixturePrior(Phase):
+    """Training with a mixture of Gaussians as the prior of each group that may have zeros."""
+
+    name = "mixture"
+
+    def __init__(self, tying: Tying, settings: SoftWeightSharing) -> None:
+        super().__init__(tying)
+        self.settings = settings
         self.mixtures = {
             group.name: Mixture(
                 torch.cat(_rows(group)),
-                self.num_components,
-                zero_weight=self.zero_weight,
-                std=self.init_std,
-                zero_prior=Gamma(*self.zero_precision_prior),
-                prior=Gamma(*self.precision_prior),
+                settings.num_components,
+                zero_weight=settings.zero_weight,
+                std=settings.init_std,
+                zero_prior=Gamma(*settings.zero_precision_prior),
+                prior=Gamma(*settings.precision_prior),
             )
-            for group in self.groups
+            for group in tying.groups
         }
 
     # -- what is trained --------------------------------------------------------------------
 
-    def extra_parameters(self) -> list[nn.Parameter]:
-        """Means, log-precisions and log-weights of the mixtures."""
-        return [p for mixture in self.mixtures.values() for p in mixture.parameters.values()]
-
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters, and the mixtures' with their own learning rates and no decay."""
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        """The mixtures' parameters, with their own learning rates and no decay."""
         return [
-            {"params": trainable},
-            *(
-                {
-                    "params": [m.parameters[name] for m in self.mixtures.values()],
-                    "lr_factor": float(getattr(self, factor)),
-                    "lr_decays": self.mixture_decays,
-                    "weight_decay": 0.0,
-                }
-                for name, factor in _FACTORS.items()
-            ),
+            {
+                "params": [m.parameters[name] for m in self.mixtures.values()],
+                "lr_factor": float(getattr(self.settings, factor)),
+                "lr_decays": self.settings.mixture_decays,
+                "weight_decay": 0.0,
+            }
+            for name, factor in _FACTORS.items()
         ]
 
     def before_step(self, step: Step) -> None:
-        """Soft phase: add the gradient of the prior. Hard phase: share gradients."""
-        super().before_step(step)
-        if self.hard or not step.starts_round:
+        """Add the gradient of the prior."""
+        if not step.starts_round:
             return
         for group in self._mixed():
             mixture = self.mixtures[group.name]
@@ -187,66 +190,61 @@ class SoftWeightSharing(TyingMethod):
 
     def _strength(self) -> float:
         """What the prior counts in the next step."""
-        grown = (self.step + 1) / self.anneal_steps if self.anneal_steps else 1.0
-        return min(1.0, grown) * self.tau / self.num_examples
+        annealed = self.settings.anneal_steps
+        grown = (self.step + 1) / annealed if annealed else 1.0
+        return min(1.0, grown) * self.settings.tau / self.settings.num_examples
 
-    def harden(self) -> None:
-        """Merge components, set the one nearest to zero to zero, assign, freeze."""
-        self._require_soft()
-        for group in self.groups:
+    def cluster(self) -> None:
+        """Merge components, set the one nearest to zero to zero, and assign."""
+        for group in self.tying.groups:
             if not group.sparse:
                 group.start_sparse("kmeans")
                 continue
             components = self._merged(group)
             assignment = np.concatenate([most_likely(row, components) for row in _rows(group)])
             group.start_given(components.means, assignment, _zero(components))
-        self._hardened()
 
     def _mixed(self) -> list[Group]:
         """The groups with a mixture prior: those that may have zeros."""
-        return [group for group in self.groups if group.sparse]
+        return [group for group in self.tying.groups if group.sparse]
 
     def _merged(self, group: Group) -> Components:
         components = self.mixtures[group.name].components()
-        return merged(components, group.num_clusters, self.merge_below)
+        return merged(components, group.num_clusters, self.settings.merge_below)
 
     # -- reading and saving -----------------------------------------------------------------
 
-    def _density(self) -> float:
+    def density(self) -> float:
         """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
-        density = super()._density()
-        if self.hard:
-            return density
-        total = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        trainable = [p for p in self.tying.model.parameters() if p.requires_grad]
         new_zeros = 0
         for group in self._mixed():
             components = self._merged(group)
             for row in _rows(group):
                 to_zero = most_likely(row, components) == _zero(components)
                 new_zeros += int(np.count_nonzero(to_zero & (row != 0).cpu().numpy()))
-        return density - new_zeros / total
+        return super().density() - new_zeros / sum(p.numel() for p in trainable)
 
-    def stats(self) -> Stats:
-        """Density, predicted bytes, clusters, and in the soft phase -log p of the weights."""
-        if self.hard:
-            return super().stats()
+    def stats(self) -> dict[str, Any]:
+        """-log p of the weights."""
         total = 0.0
         for group in self._mixed():
             mixture = self.mixtures[group.name]
             total += sum(float(mixture.neg_log_density(row)) for row in _rows(group))
             total += float(mixture.neg_log_hyper())
-        return super().stats() | {"neg_log_prior": total}
+        return {"neg_log_prior": total}
 
     def state_dict(self) -> Saved:
-        """Phase, step, clusters, and the mixtures."""
+        """The step, and the mixtures."""
         return super().state_dict() | {
             f"{_PREFIX}{name}.{key}": parameter.detach().clone()
             for name, mixture in self.mixtures.items()
             for key, parameter in mixture.parameters.items()
         }
 
-    def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
-        super()._load(state)
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved."""
+        super().load_state_dict(state)
         for name, mixture in self.mixtures.items():
             for key, own in mixture.parameters.items():
                 entry = f"{_PREFIX}{name}.{key}"

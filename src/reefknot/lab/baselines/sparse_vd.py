@@ -11,7 +11,7 @@ data does not need become all noise. From `threshold` on their means are zero, d
 well; in convolutions their noise is zero too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,8 @@ from reefknot.lab.baselines.noisy import (
     log_uniform_kl,
 )
 from reefknot.methods.settings import are_clusters, is_any_number, setting
-from reefknot.methods.tied import NumClusters
+from reefknot.tying import Tying
+from reefknot.tying.tying import NumClusters
 
 CLIP = 8.0  # |log alpha| is clipped to this, in the KL and in the noise
 
@@ -90,7 +91,8 @@ class SparseVD(NoisyMethod):
         kw_only=False,
     )
 
-    def _noisy(self, layers: Mapping[str, Layer]) -> list[NoisyLayer]:
+    def noisy_layers(self, layers: Mapping[str, Layer], tying: Tying) -> Sequence[NoisyLayer]:
+        """A Gaussian for each weight."""
         return [
             DropoutLayer(
                 name,

@@ -234,7 +234,7 @@ def _saved_mistakes(saved: Any, plan: Plan) -> Iterator[str]:
         yield f"it is of {threads} threads, expected 1 to {MAX_THREADS}"
     expected = {"step": step}
     if plan.soft_steps is not None:
-        expected["hard"] = int(step > plan.soft_steps)
+        expected["phase"] = int(step > plan.soft_steps)
     for key, value in expected.items():
         found = saved["method"].get(key)
         if type(found) is not int or found != value:

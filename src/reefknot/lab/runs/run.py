@@ -199,10 +199,10 @@ def _train(
                 measured=journal.errors,
             ):
                 if progress.event == "leaving":
-                    if not method.is_tied:
+                    if not method.phase.is_tied:
                         notes["val_error_soft"] = validation_error()
                 elif progress.event == "entered":
-                    if method.hard:
+                    if method.phase.is_last:
                         notes["val_error_hardened"] = validation_error()
                 else:
                     journal.add_step(progress.loss, time.monotonic() - began)
@@ -213,7 +213,7 @@ def _train(
                             val_error=validation_error(),
                             stats=method.stats(),
                         )
-                        if training.keep_best and method.hard:
+                        if training.keep_best and method.phase.is_last:
                             best.consider(progress.step, row["val_error"], model, method)
                         if display:
                             display.measured(row)

@@ -130,23 +130,23 @@ def train(
     estimated again when the weights have moved to other values, and at the end.
     """
     loss = lr = math.nan
-    phase = method.stats()["phase"]
+    phase = method.phase.name
     method.advances = False  # so that the caller can evaluate between phases
     model.train()
     network = _narrowed(model, method, batches) if shrink else model
     while True:
         due = method.advance if method.phase_is_over else None
-        if step == plan.soft_steps and not method.hard:
+        if step == plan.soft_steps and not method.phase.is_last:
             due = method.harden
         if due is not None:
             yield Progress("leaving", step, loss, lr, phase)
             due()
             _renew_statistics(model, batches, bf16)
-            phase = method.stats()["phase"]
+            phase = method.phase.name
             network = _narrowed(model, method, batches) if shrink else model
             yield Progress("entered", step, loss, lr, phase)
         if step >= plan.steps:
-            if method.is_tied:
+            if method.phase.is_tied:
                 _renew_statistics(model, batches, bf16)
             return
         lr = plan.lr_at(step, method, measured)
@@ -182,7 +182,7 @@ def _renew_statistics(model: nn.Module, batches: Batches, bf16: bool) -> None:
 
 def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[Tensor], Tensor]:
     """The model, or if zeros are fixed, the model without its dead units."""
-    fixed = method.fixed_zeros()
+    fixed = method.phase.fixed_zeros()
     if not fixed:
         return model
     smaller = Narrowed(model, fixed, batches.inputs[:1])

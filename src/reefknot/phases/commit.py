@@ -12,17 +12,15 @@ strength during the last eighth of the phase.
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from reefknot.methods.apt.controller import PriceController
-from reefknot.methods.apt.phase import Phase
-from reefknot.methods.apt.weights import TiedWeights
-from reefknot.methods.hooks import Step
-from reefknot.methods.method import Saved, Stats
-from reefknot.methods.tied import saved_of
+from reefknot.phases.controller import PriceController
+from reefknot.phases.hooks import Step
+from reefknot.phases.phase import Phase
 from reefknot.tying.latent import LatentWeights
+from reefknot.tying.tying import Saved, Tying, saved_of
 
 _RAMP = 7 / 8  # the part of the phase in which the pull grows
 _SIZE_CHECKS = 100  # how often the size is measured during the ramp
@@ -36,7 +34,7 @@ class Commit(Phase):
 
     def __init__(
         self,
-        weights: TiedWeights,
+        tying: Tying,
         steps: int,
         *,
         tying_strength: tuple[float, float],
@@ -45,7 +43,7 @@ class Commit(Phase):
         controller: PriceController,
         size_of_zeros: Callable[[], float],
     ) -> None:
-        super().__init__(weights, steps)
+        super().__init__(tying, steps)
         self.first_tying, self.last_tying = tying_strength
         self.refit_every = refit_every
         self.controller, self.size_of_zeros = controller, size_of_zeros
@@ -60,19 +58,19 @@ class Commit(Phase):
 
     def enter(self) -> None:
         """Put tied values into the model; the weights become latent weights."""
-        self.weights.tie_distinct()
+        self.tying.start_distinct()
         self.controller.size.fixed = self.size_of_zeros()
-        self.latent = [LatentWeights(group) for group in self.weights.groups]
+        self.latent = [LatentWeights(group) for group in self.tying.groups]
         for latent in self.latent:
             latent.tie(0.0)
         self.controller.start(self.latent)
 
     def before_step(self, step: Step) -> None:
         """Put the latent weights into the model, and add their pull to the centers."""
-        gradients = {group.name: grads for group, grads in self.weights.gradients(step)}
-        tying = self.first_tying * (self.last_tying / self.first_tying) ** self.ramp
+        gradients = {group.name: grads for group, grads in step.gradients(self.tying)}
+        strength = self.first_tying * (self.last_tying / self.first_tying) ** self.ramp
         for latent in self.latent:
-            latent.put(gradients.get(latent.group.name, {}), tying * step.grad_scale)
+            latent.put(gradients.get(latent.group.name, {}), strength * step.grad_scale)
 
     def after_step(self, step: Step) -> None:
         """Assign each latent weight to the value with the least distance² + price · bits."""
@@ -81,8 +79,7 @@ class Commit(Phase):
             latent.tie(self.controller.price)
         if not step.ends_round:
             return
-        self.step += 1
-        self.weights.moved()
+        self.tying.version += 1
         if self.step % self.check_every == 0:
             measure = self.step % self.measure_every == 0
             self.controller.update(self.ramp, self.latent, measure=measure)
@@ -106,10 +103,10 @@ class Commit(Phase):
         super().load_state_dict(state)
         self.controller.load_state_dict(state)
         self.latent = []
-        for group in self.weights.groups:
+        for group in self.tying.groups:
             self.latent.append(LatentWeights(group))
             self.latent[-1].load_state_dict(saved_of(group, state))
 
-    def stats(self) -> Stats:
+    def stats(self) -> dict[str, Any]:
         """The current price of a bit."""
         return {"bit_price": self.controller.price}

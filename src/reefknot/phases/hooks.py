@@ -14,17 +14,19 @@ the method, so deep copies are refused while the hooks are installed.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from reefknot.errors import TyingError
 from reefknot.tying.collectives import is_divided, local
+from reefknot.tying.group import Group
 from reefknot.tying.ops import is_dense
+from reefknot.tying.tying import Tying
 
 _WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__  # torch's, which calls the hooks
 
@@ -37,6 +39,24 @@ class Step:
     starts_round: bool = True  # no other optimizer has stepped in this round yet
     ends_round: bool = True  # every optimizer has now stepped
     grad_scale: float = 1.0  # the GradScaler's factor in the gradients at `before_step`
+
+    def moved(self, tying: Tying) -> Iterator[tuple[float, Group, str, nn.Parameter]]:
+        """The tied parameters that the optimizer moves, with their learning rates."""
+        for param_group in self.optimizer.param_groups:
+            for parameter in param_group["params"]:
+                if parameter in tying.home:
+                    yield float(param_group["lr"]), *tying.home[parameter], parameter
+
+    def gradients(self, tying: Tying) -> Iterator[tuple[Group, dict[str, Tensor]]]:
+        """For each group, the gradients of its members that the optimizer moves."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for _, group, name, parameter in self.moved(tying):
+            grad = dense_grad(name, parameter)
+            if grad is not None:
+                found.setdefault(group.name, {})[name] = grad
+        for group in tying.groups:
+            if group.name in found:
+                yield group, found[group.name]
 
 
 class StepHooks:

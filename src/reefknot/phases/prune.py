@@ -7,6 +7,7 @@ Paper     ours; the number of clusters is the paper's future work.
 Unaware   of optimizers, of step counts, and of how a size is counted.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -17,13 +18,14 @@ from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import counted
 from reefknot.kernels.order import order_statistic
 from reefknot.kernels.parts import ONE_PLACE
-from reefknot.methods.apt.num_clusters import better_num_clusters
-from reefknot.methods.apt.target import Target
-from reefknot.methods.method import log
+from reefknot.phases.num_clusters import better_num_clusters
+from reefknot.phases.target import Target
 from reefknot.tying import ops
 from reefknot.tying.collectives import NO_PEERS
 from reefknot.tying.group import Group
 from reefknot.tying.saved import saved_count
+
+log = logging.getLogger("reefknot")
 
 _STEPS, _CLOSE = 3, 0.1  # of `measure`, and when the size is close enough
 _PRECISION = 1 / 100  # of the size when the zeros are fixed; commit does the rest
@@ -94,6 +96,11 @@ class Pruning:
         for group in self.groups:
             if not survivors_of(group):
                 log.warning("all weights of group %r are zero now", group.name)
+
+    def prune_if_not_yet(self) -> None:
+        """Prune to the target unless zeros are fixed already: training may have been cut short."""
+        if any(group.zero_cluster is None for group in self.groups):
+            self.prune()
 
     def trim(self) -> None:
         """Zero tied weights until the file fits, those worth least per bit first.

@@ -1,24 +1,23 @@
 """Builds the list of phases from two numbers: target size and number of steps.
 
 Takes     the tied weights, a target, the number of steps, and where training begins.
-Gives     the phases in order, each with its share of the steps; a matching learning rate schedule.
+Gives     the phases in order, each with its share of the steps; ....
 Paper     ours; all hand-tuned recipes that it replaces agreed on these constants.
 Unaware   of what a phase does.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Literal
 
-from reefknot.methods.apt.commit import Commit
-from reefknot.methods.apt.controller import PriceController, SparsityController
-from reefknot.methods.apt.frozen import Frozen
-from reefknot.methods.apt.phase import Phase
-from reefknot.methods.apt.prune import Pruning, size_of_zeros
-from reefknot.methods.apt.recover import Recover
-from reefknot.methods.apt.sparsify import Sparsify
-from reefknot.methods.apt.weights import TiedWeights
+from reefknot.phases.commit import Commit
+from reefknot.phases.controller import PriceController, SparsityController
+from reefknot.phases.frozen import Frozen
+from reefknot.phases.phase import Phase
+from reefknot.phases.prune import Pruning, size_of_zeros
+from reefknot.phases.recover import Recover
+from reefknot.phases.sparsify import Sparsify
+from reefknot.tying.tying import Tying
 
 Begin = Literal["sparsify", "trained", "commit"]
 
@@ -36,7 +35,7 @@ _TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at t
 
 
 def phases_for(
-    weights: TiedWeights,
+    tying: Tying,
     pruning: Pruning,
     steps: int,
     begin: Begin,
@@ -51,7 +50,7 @@ def phases_for(
 
     def last_two(commit_steps: int, frozen_steps: int) -> list[Phase]:
         commit = Commit(
-            weights,
+            tying,
             commit_steps,
             tying_strength=(middle, high),
             refit_every=refit_every,
@@ -59,7 +58,7 @@ def phases_for(
             measure_every=max(1, round(share * _LEAST_MEASUREMENT)),
             size_of_zeros=lambda: size_of_zeros(pruning.groups, pruning.target),
         )
-        trim = Frozen(weights, frozen_steps, zero_cluster=True, prepare=pruning.trim)
+        trim = Frozen(tying, frozen_steps, prepare=pruning.prune_if_not_yet, trim=pruning.trim)
         return [commit, trim]
 
     if begin == "commit":
@@ -67,7 +66,7 @@ def phases_for(
     lengths = _lengths(steps, _SHARES[begin])
     return [
         Sparsify(
-            weights,
+            tying,
             lengths[0],
             tying_strength=low,
             refit_every=refit_every,
@@ -77,7 +76,7 @@ def phases_for(
             measure_every=measure_every,
         ),
         Recover(
-            weights,
+            tying,
             lengths[1],
             tying_strength=(low, middle),
             refit_every=refit_every,
@@ -95,17 +94,3 @@ def _lengths(steps: int, shares: Sequence[float]) -> list[int]:
         last = steps - len(shares) + number
         ends.append(min(max(round(share * steps), first), last))
     return [end - begin for begin, end in itertools.pairwise([0, *ends, steps])]
-
-
-def lr_factor(phases: Sequence[Phase], step: int) -> float:
-    """The factor on the learning rate after `step` completed steps.
-
-    Cosine decay within each phase, with a warm restart at the next one.
-    """
-    for phase in phases:
-        if phase.steps is None:
-            return phase.lr_factor
-        if step < phase.steps:
-            return phase.lr_factor * (1 + math.cos(math.pi * step / phase.steps)) / 2
-        step -= phase.steps
-    return 0.0

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from reefknot.methods.apt.prune import Pruning
-from reefknot.methods.apt.target import SizeEstimate, Target, entropy_of
+from reefknot.phases.prune import Pruning
+from reefknot.phases.target import SizeEstimate, Target, entropy_of
 from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.latent import LatentWeights

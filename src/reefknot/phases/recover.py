@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from reefknot.methods.apt.phase import Phase
-from reefknot.methods.apt.weights import TiedWeights
-from reefknot.methods.hooks import Step
+from reefknot.phases.hooks import Step
+from reefknot.phases.phase import Phase
+from reefknot.tying.tying import Tying
 
 
 class Recover(Phase):
@@ -23,14 +23,14 @@ class Recover(Phase):
 
     def __init__(
         self,
-        weights: TiedWeights,
+        tying: Tying,
         steps: int,
         *,
         tying_strength: tuple[float, float],
         refit_every: int,
         choose_zeros: Callable[[], None],
     ) -> None:
-        super().__init__(weights, steps)
+        super().__init__(tying, steps)
         self.first_tying, self.last_tying = tying_strength
         self.refit_every = refit_every
         self.choose_zeros = choose_zeros
@@ -38,25 +38,24 @@ class Recover(Phase):
     def enter(self) -> None:
         """Choose the zeros and fix them."""
         self.choose_zeros()
-        self.weights.fix_zeros()
+        self.tying.fix_zeros()
 
     def before_step(self, step: Step) -> None:
         """Add the pull to the centers."""
-        tying = self.first_tying * (self.last_tying / self.first_tying) ** self.done
-        for group, grads in self.weights.gradients(step):
-            group.add_pull_(grads, tying * step.grad_scale, 0.0)
+        strength = self.first_tying * (self.last_tying / self.first_tying) ** self.done
+        for group, grads in step.gradients(self.tying):
+            group.add_pull_(grads, strength * step.grad_scale, 0.0)
 
     def after_step(self, step: Step) -> None:
         """Keep the zeros and move the centers; every `refit_every` steps, refit the others."""
         if not step.ends_round:
             return
-        self.step += 1
-        self.weights.hold_zeros()
+        self.tying.hold_zeros()
         if self.step % self.refit_every == 0:
-            self.weights.refit()
+            self.tying.refit()
         else:
-            self.weights.refresh()
+            self.tying.refresh()
 
     def fixed_zeros(self) -> dict[str, Tensor]:
         """The elements of the zero clusters."""
-        return self.weights.zeros()
+        return self.tying.zeros()

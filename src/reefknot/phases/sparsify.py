@@ -7,18 +7,18 @@ Unaware   of how the zeros are chosen later.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from reefknot.methods.apt.controller import SparsityController
-from reefknot.methods.apt.phase import Phase
-from reefknot.methods.apt.weights import TiedWeights
-from reefknot.methods.hooks import Step
-from reefknot.methods.method import Saved, Stats
+from reefknot.errors import TyingError
+from reefknot.phases.controller import SparsityController
+from reefknot.phases.hooks import Step
+from reefknot.phases.phase import Phase
 from reefknot.tying import ops
 from reefknot.tying.group import Start
 from reefknot.tying.saved import saved_number
+from reefknot.tying.tying import Saved, Tying
 
 L1Step = Literal["subgradient", "proximal"]
 
@@ -30,7 +30,7 @@ class Sparsify(Phase):
 
     def __init__(
         self,
-        weights: TiedWeights,
+        tying: Tying,
         steps: int | None = None,
         *,
         tying_strength: float,
@@ -42,7 +42,7 @@ class Sparsify(Phase):
         update_every: int = 1,
         measure_every: int = 1,
     ) -> None:
-        super().__init__(weights, steps)
+        super().__init__(tying, steps)
         self.tying_strength, self.l1_strength = tying_strength, l1_strength
         self.refit_every, self.init = refit_every, init
         self.l1_step = l1_step
@@ -52,38 +52,45 @@ class Sparsify(Phase):
 
     def enter(self) -> None:
         """Choose the first centers."""
-        self.weights.start_clusters(self.init)
+        self.tying.start(self.init)
 
     def before_step(self, step: Step) -> None:
         """Add the gradient of both penalties."""
-        self.weights.start_clusters(self.init)  # a loaded state may have no clusters yet
-        found = list(self.weights.gradients(step))
+        self.tying.start(self.init)  # a loaded state may have no clusters yet
+        found = list(step.gradients(self.tying))
         if self.controller and step.starts_round and self.step % self.update_every == 0:
             self.controller.measure_gradients(found, step.grad_scale)
             self.l1_strength = self.l1_strength or self.controller.first_strength()
-        tying = self.tying_strength * step.grad_scale
+        strength = self.tying_strength * step.grad_scale
         l1 = 0.0 if self.l1_step == "proximal" else self.l1_strength * step.grad_scale
         for group, grads in found:
-            group.add_pull_(grads, tying, l1)
+            group.add_pull_(grads, strength, l1)
 
     def after_step(self, step: Step) -> None:
         """Move the centers; every `refit_every` steps, run k-means."""
         if self.l1_step == "proximal" and self.l1_strength:
-            for lr, group, _, parameter in self.weights.held_by(step):
+            for lr, group, _, parameter in step.moved(self.tying):
                 if parameter.grad is not None and group.sparse:
                     ops.soft_threshold_(parameter.detach(), lr * self.l1_strength)
         if not step.ends_round:
             return
-        self.step += 1
         if self.refit_every and self.step % self.refit_every == 0:
-            self.weights.refit()
+            self.tying.refit()
         else:
-            self.weights.refresh()
+            self.tying.refresh()
         if self.controller and not self.over and self.step % self.update_every == 0:
             updates = self.step // self.update_every
             if (updates - 1) % self.updates_per_measurement == 0:
                 self.controller.pruning.measure(is_often=self.updates_per_measurement == 1)
             self.l1_strength = self.controller.updated(self.l1_strength, self.done)
+
+    def leave(self) -> None:
+        """Refuse to end what has not begun."""
+        if not self.tying.has_clusters:
+            raise TyingError(
+                "harden() ends a training that has not begun; call attach(optimizer) first, or tie "
+                "without training by reefknot.cluster(...)"
+            )
 
     def state_dict(self) -> Saved:
         """The step, the L1 strength, and the controller's state."""
@@ -97,6 +104,6 @@ class Sparsify(Phase):
         if self.controller:
             self.controller.load_state_dict(state)
 
-    def stats(self) -> Stats:
+    def stats(self) -> dict[str, Any]:
         """The current L1 strength."""
         return {"l1_strength": self.l1_strength}

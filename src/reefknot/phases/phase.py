@@ -1,0 +1,103 @@
+"""The interface of a phase: one part of training, and what tying does in it.
+
+Takes     tied weights, and how many steps the phase lasts.
+Gives     what a method calls: `enter`, `before_step`, `after_step`, `leave`, and saved state; what
+          others may ask: whether the model runs on tied values, and which zeros are fixed.
+Unaware   of which phases come before and after it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from reefknot.phases.hooks import Step
+from reefknot.tying.saved import saved_count
+from reefknot.tying.tying import Saved, Tying
+
+
+class Phase:
+    """One part of training. `steps` is None if only `harden()` ends it."""
+
+    name: ClassVar[str]  # for people
+    is_tied: ClassVar[bool] = False  # the model runs on the values that a file would have
+    is_last: ClassVar[bool] = False  # clusters are final
+    lr_factor: ClassVar[float] = 1.0  # on the learning rate at the start of the phase
+
+    def __init__(self, tying: Tying, steps: int | None = None) -> None:
+        self.tying = tying
+        self.steps = steps
+        self.step = 0  # completed rounds of this phase
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps of the phase are done."""
+        return self.steps is not None and self.step >= self.steps
+
+    @property
+    def done(self) -> float:
+        """The fraction of the phase that is done; 0 if it is open-ended."""
+        return min(1.0, self.step / self.steps) if self.steps else 0.0
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The phase's own parameters, in groups for the optimizer."""
+        return []
+
+    def set_active(self, is_active: bool) -> None:
+        """Change the model's layers while the phase lasts, and change them back after it."""
+
+    def enter(self) -> None:
+        """Start the phase; the previous one is over."""
+
+    def before_step(self, step: Step) -> None:
+        """Change the gradients that an optimizer is about to use."""
+
+    def after_step(self, step: Step) -> None:
+        """Update centers and clusters after an optimizer has moved the weights.
+
+        The method has counted the step already.
+        """
+
+    def leave(self) -> None:
+        """End the phase, perhaps before all of its steps are done."""
+
+    def settle(self) -> None:
+        """Leave the weights as the file will have them."""
+
+    def density(self) -> float:
+        """The non-zero fraction of the trainable parameters, as tying now would leave it."""
+        return self.tying.density()
+
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """Masks by parameter name: the elements that stay zero during this phase.
+
+        Units whose incoming or outgoing weights are all among them need not be computed.
+        """
+        return {}
+
+    def state_dict(self) -> Saved:
+        """Everything needed to resume exactly here."""
+        return {"phase_step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved."""
+        self.step = saved_count(state, "phase_step")
+
+    def stats(self) -> dict[str, Any]:
+        """Entries for the log that only this phase has."""
+        return {}
+
+
+def lr_factor(phases: Sequence[Phase], step: int) -> float:
+    """The factor on the learning rate after `step` completed steps.
+
+    Cosine decay within each phase, with a warm restart at the next one.
+    """
+    for phase in phases:
+        if phase.steps is None:
+            return phase.lr_factor
+        if step < phase.steps:
+            return phase.lr_factor * (1 + math.cos(math.pi * step / phase.steps)) / 2
+        step -= phase.steps
+    return 0.0
