@@ -24,8 +24,8 @@ from document import scaling as table
 from torch import nn
 
 import reefknot
-import reefknot.tying.content
 import reefknot.methods.method
+import reefknot.tying.content
 from reefknot.kernels.histogram import Bins, InMemory, work_on
 from reefknot.kernels.kmeans1d import kmeans1d, refit
 from reefknot.tying import collectives

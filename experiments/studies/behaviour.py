@@ -23,6 +23,7 @@ from experiments.studies.training import (
     vector,
 )
 from reefknot.lab.runs.training import Progress, error_percent
+from reefknot.tying import statistics
 
 MINUTES = 6.0
 LOOK_EVERY, BINS, SEEN = 200, 96, 6_000
@@ -95,9 +96,9 @@ def _look(progress: Progress, found: Trained, losses: list[float]) -> dict[str, 
     groups = getattr(found.parts.method, "groups", None)
     if groups:
         group = groups[0]
-        row["penalty"] = float(group.deviations()[1].sum()) / 2
+        row["penalty"] = float(statistics.deviations(group)[1].sum()) / 2
         row["centers"] = group.centers.round(5).tolist()
-        row["spreads"] = np.round(group.spreads(), 6).tolist()
+        row["spreads"] = np.round(statistics.spreads(group), 6).tolist()
         row["changed"] = found.parts.method.tying.changed
     return row
 

@@ -47,9 +47,9 @@ def measure(exact: bool, **settings: Any) -> dict[str, Any]:
 def refit_exactly(parts: Parts) -> None:
     """Give the one group of a method the clusters that minimise the k-means penalty."""
     (group,) = parts.method.tying.groups
-    best = reefknot.kmeans1d(group.weights(), group.num_clusters, exact=True)
-    group.renew_centers(best.centers)
-    group.give_clusters(best.assignment)
+    best = reefknot.kmeans1d(group.members.weights(), group.num_clusters, exact=True)
+    group.set_centers(group.members.rounded(best.centers))
+    group.assign(group.centers, best.assignment)
 
 
 def data(done: dict[str, Any]) -> dict[str, Any]:

@@ -314,7 +314,7 @@ def test_in_the_hard_phase_tied_weights_share_their_gradient(name, make):
     optimizer = torch.optim.Adam(method.parameter_groups(), lr=1e-3)
     method.attach(optimizer)
     go(model, method, optimizer, stop=9 if "budget" in name else 7)
-    if method.phase_is_over:
+    if method.phase.over:
         method.advance()
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

@@ -343,7 +343,7 @@ def test_an_exact_refit_is_the_optimum_of_another_library() -> None:
         if progress.event == "leaving":
             refit_exactly(found.parts)
             (group,) = found.parts.method.tying.groups
-            weights = group.weights()
+            weights = group.members.weights()
             clusters = torch.cat([group.assignment(n).flatten() for n in group.members]).numpy()
             seen.append((weights, group.centers[clusters]))
 

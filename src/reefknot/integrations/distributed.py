@@ -94,7 +94,7 @@ def _room(tie: TyingMethod, name: str, entry: Any) -> torch.Tensor | int:
         if kind != name and member in group.members:
             parameter = group.members[member]
             if parameter.shape == entry.size:
-                here = group.here(member)
+                here = group.members.here(member)
                 part = torch.zeros(here.shape, dtype=entry.properties.dtype, device=here.device)
                 return as_divided(part, parameter)
     return torch.zeros(entry.size, dtype=entry.properties.dtype)

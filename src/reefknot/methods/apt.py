@@ -25,7 +25,7 @@ from reefknot.phases.phase import Phase
 from reefknot.phases.prune import Pruning, require_reachable
 from reefknot.phases.sparsify import L1Step, Sparsify
 from reefknot.phases.target import Target
-from reefknot.tying.group import Start
+from reefknot.tying.kmeans import Start
 from reefknot.tying.tying import NumClusters, Tying
 
 NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's: defaults without budget

@@ -50,6 +50,7 @@ from reefknot.tying.collectives import Peers
 from reefknot.tying.content import Content, content_of, entries_of
 from reefknot.tying.saved import refuse_unknown, saved_count
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, unwrapped
+from reefknot.tying.statistics import spreads
 from reefknot.tying.tying import NumClusters, Saved, Tying, by_reason
 
 log = logging.getLogger("reefknot")
@@ -90,7 +91,7 @@ class Method(ABC):
         self._current = 0
         self._has_begun = False
         self._hooks: StepHooks | None = None
-        self._activate()
+        _activate(self.phase, self.phases)
 
     @classmethod
     def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
@@ -121,7 +122,7 @@ class Method(ABC):
         """
         if self._hooks is not None:
             raise TyingError("this method is attached already; call detach() first")
-        self._check()
+        self.phase.check()
         hooks = StepHooks(optimizers, self._before_step, self._after_step)
         try:
             self._check_trained(optimizers)
@@ -145,12 +146,6 @@ class Method(ABC):
     def lr_scheduler(self, optimizer: Optimizer) -> LambdaLR:
         """A torch scheduler with these factors; call its `step()` once per round."""
         return LambdaLR(optimizer, self.lr_factor)
-
-    def _check(self) -> None:  # noqa: B027  nothing to check where nothing is tied
-        """Check that the model is still the one that the method was made for."""
-
-    def _follow(self) -> None:  # noqa: B027  nothing to follow where nothing is tied
-        """Notice parameters that were moved since the last step."""
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
         """Refuse optimizers that do not train this model, or not the phases' own parameters."""
@@ -176,11 +171,6 @@ class Method(ABC):
         """The current phase."""
         return self.phases[self._current]
 
-    @property
-    def phase_is_over(self) -> bool:
-        """Whether `advance()` is due."""
-        return self.phase.over and not self.phase.is_last
-
     def advance(self) -> None:
         """Enter the next phase; the hooks call this when one is over unless `advances` is off."""
         self._go_to(self._current + 1)
@@ -189,7 +179,7 @@ class Method(ABC):
         """Go to the last phase, in which clusters are final."""
         if self.phase.is_last:
             raise TyingError("the weights are hard already; harden() is called once")
-        self._check()
+        self.phase.check()
         if self.phase.steps is not None:
             left_out = [phase.name for phase in self.phases[self._current + 1 : -1]]
             log.warning(
@@ -212,7 +202,7 @@ class Method(ABC):
             before.leave()
             density = before.density()
             self._current = number
-            self._activate()
+            _activate(self.phase, self.phases)
             self.phase.step = 0  # it may have run before, if an earlier state was loaded since
             self.phase.enter()
         self._has_begun = True
@@ -225,22 +215,18 @@ class Method(ABC):
             self.phase.density(),
         )
 
-    def _activate(self) -> None:
-        for number, phase in enumerate(self.phases):
-            phase.set_active(number == self._current)
-
     def _before_step(self, step: Step) -> None:
-        self._follow()
+        self.phase.follow()
         self._begin()
         self.phase.before_step(step)
 
     def _after_step(self, step: Step) -> None:
-        self._follow()
+        self.phase.follow()
         if step.ends_round:
             self.step += 1
             self.phase.step += 1
         self.phase.after_step(step)
-        if step.ends_round and self.phase_is_over and self.advances:
+        if step.ends_round and self.phase.over and self.advances:
             self.advance()
 
     # -- the result -------------------------------------------------------------------------
@@ -256,19 +242,10 @@ class Method(ABC):
     def settle(self) -> None:
         """What `finish` does to the model: the weights are as the file will have them, for good."""
         if not self.phase.is_last:
-            raise TyingError(self._unfinished())
-        self._check()
+            raise TyingError(_unfinished(self))
+        self.phase.check()
         self.phase.settle()
         self.detach()
-
-    def _unfinished(self) -> str:
-        if self.phase.steps is None:
-            return "the weights are still soft; call harden() before finish()"
-        left = sum(phase.steps or 0 for phase in self.phases) - self.step
-        return (
-            f"training is in its phase {self.phase.name!r} with {left:,} steps left; train on, "
-            "or call harden() to end it now"
-        )
 
     def content(self) -> Content:
         """The current state in parts: tensors come one at a time, so that no process holds all."""
@@ -282,14 +259,9 @@ class Method(ABC):
             "phase": self.phase.name,
             "step": self.step,
             "density": self.phase.density(),
-            "predicted_bytes": self._dense_bytes(),
+            "predicted_bytes": dense_bytes(self.model),
             **self.phase.stats(),
         }
-
-    def _dense_bytes(self) -> int:
-        """The bytes of the uncompressed tensors."""
-        tensors = self.model.state_dict(keep_vars=True).values()
-        return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
     def state_dict(self) -> Saved:
         """Everything needed to resume exactly here: tensors and numbers only."""
@@ -321,7 +293,28 @@ class Method(ABC):
         self._current = saved_count(state, "phase", most=len(self.phases) - 1)
         self._has_begun = bool(saved_count(state, "entered", most=1))
         self.phase.load_state_dict(state)
-        self._activate()
+        _activate(self.phase, self.phases)
+
+
+def _activate(current: Phase, phases: Sequence[Phase]) -> None:
+    for phase in phases:
+        phase.set_active(phase is current)
+
+
+def _unfinished(method: Method) -> str:
+    if method.phase.steps is None:
+        return "the weights are still soft; call harden() before finish()"
+    left = sum(phase.steps or 0 for phase in method.phases) - method.step
+    return (
+        f"training is in its phase {method.phase.name!r} with {left:,} steps left; train on, "
+        "or call harden() to end it now"
+    )
+
+
+def dense_bytes(model: nn.Module) -> int:
+    """The bytes of the uncompressed tensors."""
+    tensors = model.state_dict(keep_vars=True).values()
+    return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
 
 class TyingMethod(Method):
@@ -388,12 +381,6 @@ class TyingMethod(Method):
         return self.phases_of(self.tying)
 
     # -- training ---------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        self.tying.check_members()
-
-    def _follow(self) -> None:
-        self.tying.follow()
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
         facts = {f.name: str(getattr(self, f.name)) for f in settings_of(type(self))}
@@ -490,7 +477,7 @@ class TyingMethod(Method):
             "num_clusters": max(group.num_clusters for group in self.tying.groups),
             "centers": {group.name: group.centers.tolist() for group in started},
             "counts": {group.name: group.counts.tolist() for group in started},
-            "spreads": {group.name: group.spreads().tolist() for group in started},
+            "spreads": {group.name: spreads(group).tolist() for group in started},
             "kmeans_penalty": self.tying.kmeans_penalty(),
             "changed": self.tying.changed,
         }
@@ -501,7 +488,7 @@ class TyingMethod(Method):
         Where weights are replicated, each process may measure it for itself.
         """
         if not self.tying.has_clusters:
-            return self._dense_bytes()
+            return dense_bytes(self.model)
         if self._predicted is None or self._predicted[1] != self.tying.version:
             self._predicted = self._size_among(self.tying.peers), self.tying.version
         return self._predicted[0]

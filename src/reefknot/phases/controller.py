@@ -102,7 +102,7 @@ class PriceController:
         mean_square = 0.0
         if number:
             squares = [part.weights.double().square() for part in sparse]
-            mean_square = ops.total(squares, number, sparse[0].group.peers) / number
+            mean_square = ops.total(squares, number, sparse[0].group.members.peers) / number
         self.first_size = self.size.measure(_entropy(latent))
         self.price, self.least = _FIRST_PRICE * mean_square, _LEAST_PRICE * mean_square
 
@@ -138,7 +138,7 @@ def _entropy(latent: Sequence[LatentWeights]) -> float:
     for part in latent:
         if part.zero is not None:
             counts = part.counts.copy()
-            counts[part.zero] += part.group.num_weights - counts.sum()
+            counts[part.zero] += part.group.members.num_weights - counts.sum()
             bits += entropy_of(counts)
     return bits
 

@@ -19,7 +19,7 @@ from torch.optim import SGD
 
 from reefknot.phases.hooks import Step
 from reefknot.phases.phase import Phase
-from reefknot.tying.group import Shared
+from reefknot.tying.gradients import Shared, share_
 from reefknot.tying.tying import Tying
 
 
@@ -61,7 +61,7 @@ class Frozen(Phase):
         if self.shared is None or (self.shared == "mean" and type(step.optimizer) is SGD):
             return  # SGD is linear: the projection averages the steps to the same result
         for group, grads in step.gradients(self.tying):
-            group.share_gradients_(grads, self.shared)
+            share_(group, grads, self.shared)
 
     def after_step(self, step: Step) -> None:
         """Tie again."""

@@ -32,8 +32,8 @@ class Phase:
 
     @property
     def over(self) -> bool:
-        """Whether all steps of the phase are done."""
-        return self.steps is not None and self.step >= self.steps
+        """Whether all steps of the phase are done, and another follows it."""
+        return self.steps is not None and self.step >= self.steps and not self.is_last
 
     @property
     def done(self) -> float:
@@ -46,6 +46,14 @@ class Phase:
 
     def set_active(self, is_active: bool) -> None:
         """Change the model's layers while the phase lasts, and change them back after it."""
+
+    def check(self) -> None:
+        """Check that the model is still the one that is tied."""
+        self.tying.check_members()
+
+    def follow(self) -> None:
+        """Notice parameters that were moved since the last step."""
+        self.tying.follow()
 
     def enter(self) -> None:
         """Start the phase; the previous one is over."""

@@ -20,10 +20,11 @@ from reefknot.kernels.order import order_statistic
 from reefknot.kernels.parts import ONE_PLACE
 from reefknot.phases.num_clusters import better_num_clusters
 from reefknot.phases.target import Target
-from reefknot.tying import ops
+from reefknot.tying import kmeans, ops
 from reefknot.tying.collectives import NO_PEERS
 from reefknot.tying.group import Group
 from reefknot.tying.saved import saved_count
+from reefknot.tying.statistics import worth_per_bit
 
 log = logging.getLogger("reefknot")
 
@@ -41,10 +42,10 @@ class Pruning:
         self, groups: Sequence[Group], target: Target, *, choose_num_clusters: bool
     ) -> None:
         self.groups, self.target = groups, target
-        self.peers = groups[0].peers if groups else NO_PEERS
+        self.peers = groups[0].members.peers if groups else NO_PEERS
         self.choose_num_clusters = choose_num_clusters
         self.num_clusters = [group.num_clusters for group in groups]  # once the zeros are fixed
-        self.num_weights = sum(group.num_weights for group in groups)
+        self.num_weights = sum(group.members.num_weights for group in groups)
         self.survivors = target.first_guess(self.num_weights)
         self.checked = False  # whether the target was checked again after training started
 
@@ -109,7 +110,7 @@ class Pruning:
         """
         if (relative := self.target.measure() / self.target.value) <= 1:
             return
-        worth = [group.worth_of_bits() for group in self.groups]
+        worth = [worth_per_bit(group) for group in self.groups]
         alive = np.concatenate(worth)
         alive = alive[np.isfinite(alive)]
         num_alive = int(self.peers.total(np.array([len(alive)]))[0])
@@ -122,7 +123,7 @@ class Pruning:
             most = self._order_statistic(alive, place) if place >= 0 else -np.inf
             for group, clusters, own in zip(self.groups, before, worth, strict=True):
                 small = own <= most
-                group.give_clusters(np.where(small, group.smallest_center(), clusters))
+                group.assign(group.centers, np.where(small, group.smallest_center(), clusters))
             return self.target.measure() / self.target.value
 
         first = min(int(num_alive / relative), num_alive - 1)
@@ -143,7 +144,7 @@ class Pruning:
 
     def _magnitudes(self) -> np.ndarray:
         """Of all weights here."""
-        return np.concatenate([group.magnitudes() for group in self.groups])
+        return np.concatenate([np.abs(group.members.weights()) for group in self.groups])
 
     def _order_statistic(self, magnitudes: np.ndarray, place: int) -> float:
         """What stands at a place among these and those that the others have, if sorted."""
@@ -161,7 +162,7 @@ class Pruning:
         place = self.num_weights - survivors - 1
         most = self._order_statistic(self._magnitudes(), place) if place >= 0 else 0.0
         for group, num_clusters in zip(self.groups, self.num_clusters, strict=True):
-            group.part_zeros(most, num_clusters)
+            kmeans.prune(group, most, num_clusters)
         return self.target.measure()
 
     def _choose_num_clusters(self, size: float, steps: int) -> None:
@@ -169,7 +170,8 @@ class Pruning:
         total = sum(map(survivors_of, self.groups))
         for number, group in enumerate(self.groups):
             if (alive := survivors_of(group)) > 1:
-                weights, bits = counted(group.weights(), group.peers), 8 * size * alive / total
+                weights = counted(group.members.weights(), group.members.peers)
+                bits = 8 * size * alive / total
                 for _ in range(steps):
                     before = self.num_clusters[number]
                     better = better_num_clusters(weights, alive, before, bits)
@@ -233,7 +235,7 @@ def size_of_zeros(groups: Sequence[Group], target: Target) -> float:
     """The size of the network with all tied weights at zero. The groups are left as they were."""
     before = [group.state_dict() if group.assignments else None for group in groups]
     for group in groups:
-        group.part_zeros(np.inf, group.num_clusters)
+        kmeans.prune(group, np.inf, group.num_clusters)
     size = target.measure()
     for group, state in zip(groups, before, strict=True):
         if state is None:

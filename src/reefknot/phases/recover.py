@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reefknot.phases.hooks import Step
 from reefknot.phases.phase import Phase
+from reefknot.tying.gradients import add_pull_
 from reefknot.tying.tying import Tying
 
 
@@ -44,7 +45,7 @@ class Recover(Phase):
         """Add the pull to the centers."""
         strength = self.first_tying * (self.last_tying / self.first_tying) ** self.done
         for group, grads in step.gradients(self.tying):
-            group.add_pull_(grads, strength * step.grad_scale, 0.0)
+            add_pull_(group, grads, strength * step.grad_scale, 0.0)
 
     def after_step(self, step: Step) -> None:
         """Keep the zeros and move the centers; every `refit_every` steps, refit the others."""

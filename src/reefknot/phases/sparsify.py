@@ -16,7 +16,8 @@ from reefknot.phases.controller import SparsityController
 from reefknot.phases.hooks import Step
 from reefknot.phases.phase import Phase
 from reefknot.tying import ops
-from reefknot.tying.group import Start
+from reefknot.tying.gradients import add_pull_
+from reefknot.tying.kmeans import Start
 from reefknot.tying.saved import saved_number
 from reefknot.tying.tying import Saved, Tying
 
@@ -64,7 +65,7 @@ class Sparsify(Phase):
         strength = self.tying_strength * step.grad_scale
         l1 = 0.0 if self.l1_step == "proximal" else self.l1_strength * step.grad_scale
         for group, grads in found:
-            group.add_pull_(grads, strength, l1)
+            add_pull_(group, grads, strength, l1)
 
     def after_step(self, step: Step) -> None:
         """Move the centers; every `refit_every` steps, run k-means."""

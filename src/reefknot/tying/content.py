@@ -87,8 +87,8 @@ def _indices_of(group: Group, name: str, renamed: np.ndarray) -> np.ndarray:
 
 def _codebook_of(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:
     """The values a group's weights have, equal ones merged, and the new index of each cluster."""
-    dtype = dtype_for(group.dtype)
-    values = to_array(torch.from_numpy(centers + 0.0).to(group.dtype))  # -0.0 becomes +0.0
+    dtype = dtype_for(group.members.dtype)
+    values = to_array(torch.from_numpy(centers + 0.0).to(group.members.dtype))  # -0.0 becomes +0.0
     used = np.flatnonzero(group.counts)
     ordered = used[np.argsort(centers[used], kind="stable")]
     bits = values.view(f"u{DTYPES[dtype.tag].item_bytes}")

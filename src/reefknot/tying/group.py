@@ -1,14 +1,13 @@
-"""A group of tensors that share one codebook, and what tying does to it.
+"""A group: tensors that share one codebook, and which cluster each weight is in.
 
 Takes     named parameters and how many values they may share.
-Gives     the operations of the paper: first clusters, k-means, the pull to the centers, fixed
-          zeros, hard tying.
-Paper     section 3.1 (soft tying), section 3.2 (hard tying), equation 1.
-Unaware   of optimizers, of step counts, and of which method calls it.
+Gives     centers (mu), assignment (C) and counts, which follow the parameters when these are moved;
+          weights at their centers, zeros that stay zero; and their saved state.
+Paper     section 3.1, equation 1; section 3.2 (hard tying).
+Unaware   of how weights come to their clusters (`kmeans.py`), of optimizers and of methods.
 """
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -16,202 +15,150 @@ from torch import Tensor
 
 from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.histogram import Countable, InMemory
-from reefknot.kernels.kmeans1d import MANY, Clustering, kmeans1d_of_parts, nearest, refit
+from reefknot.kernels.kmeans1d import Distance
 from reefknot.tying import ops
-from reefknot.tying.clusters import Clusters
-from reefknot.tying.counting import OnDevice, renumber_
+from reefknot.tying.collectives import as_divided, part_of
+from reefknot.tying.members import Members
+from reefknot.tying.saved import saved_count, saved_tensor
+from reefknot.tying.selection import Named
 
-Start = Literal["even", "kmeans"]
-Shared = Literal["mean", "sum"]
 
+class Group:
+    """Parameters, their K centers (ascending until hard tying, float64) and their assignment.
 
-class Group(Clusters):
-    """Clusters with the operations of soft and hard tying.
-
-    An empty cluster keeps its center until the next refit, which moves it to where it helps most.
-    A group that is not `sparse` gets no L1 penalty.
+    The assignment of a parameter has its shape and memory layout. A group that is not `sparse` has
+    no zero cluster, and gets no L1 penalty. An empty cluster keeps its center until the next refit,
+    which moves it to where it helps most. A member that is sharded over several processes has only
+    its part here; centers and counts are those of all parts.
     """
 
-    # -- clustering -------------------------------------------------------------------------
-
-    def start(self, how: Start) -> None:
-        """First centers: evenly over the range of the weights (as in the paper), or by k-means."""
-        if how == "kmeans":
-            self._fit(None)
-            return
-        low, high = np.inf, -np.inf
-        for piece, _ in self._pieces():
-            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
-        low, high = self.peers.highest(np.array([-low, high])) * (-1, 1)
-        even = np.linspace(low, high, self.num_clusters)
-        self._allocate()
-        for piece, assignment in self._pieces():
-            assignment.copy_(torch.from_numpy(nearest(piece, even)))
-        self.centers = even
-        self._counts = None
-
-    def start_sparse(self, how: Start) -> None:
-        """Put zeros into a cluster at exactly 0, and run k-means with K - 1 clusters on the rest.
-
-        Its centers start evenly over the range of the rest, or at the optimum.
-        """
-        if not self.sparse:
-            self._fit(None)
-            self._project()
-            return
-        weights = self._gather()
-        self._part(weights, weights != 0, how)
-        self._project()
-
-    def start_distinct(self) -> None:
-        """A cluster for each distinct value, and one at 0; with a fixed K, k-means.
-
-        A group without a zero cluster may have more values than clusters.
-        """
-        if self._may_change:
-            distinct, counts = np.unique(self._gather().astype(np.float64), return_counts=True)
-            distinct, _ = self.peers.merged(distinct, counts)
-            wanted = len(distinct) + (self.sparse and not np.any(distinct == 0))
-            if self.sparse and wanted > self.most_clusters:
-                raise TyingError(
-                    f"group {self.name!r} has {len(distinct):,} values, more than "
-                    f"{self.most_clusters}, so it is not tied yet; pack the network first, give "
-                    'num_clusters or scope = "tensor", or begin with "trained"'
-                )
-            self.num_clusters = min(wanted, self.most_clusters)
-        self.start_sparse("kmeans")
-
-    def part_zeros(self, most: float, num_clusters: int) -> None:
-        """Put weights up to this magnitude into the zero cluster, and run k-means on the others.
-
-        The weights themselves stay as they are.
-        """
+    def __init__(
+        self,
+        name: str,
+        members: Iterable[Named],
+        num_clusters: int,
+        distance: Distance = "l2",
+        *,
+        sparse: bool = True,
+        most_clusters: int | None = None,
+    ) -> None:
+        self.name = name
+        self.members = Members(members)
         self.num_clusters = num_clusters
-        if not self.sparse:
-            self._fit(None)
-            return
-        weights = self._gather()
-        self._part(weights, np.abs(weights) > most, "kmeans")
+        self.may_change = most_clusters is not None  # K, up to `most_clusters`
+        self.most_clusters = most_clusters or num_clusters
+        self.distance: Distance = distance
+        self.sparse = sparse
+        self.zero_cluster: int | None = None
+        self.assignments: dict[str, Tensor] = {}  # none before the start
+        self._centers = np.zeros(0)
+        self._stale = False  # whether the centers must be computed again
+        self._counts: np.ndarray | None = np.zeros(0, np.int64)  # None: must be counted again
+        self._zeros_stay = True  # blocks of zeros can be skipped
+        self._ready: ops.Tensors | None = None  # see `tensors`
 
-    def _part(self, weights: np.ndarray, alive: np.ndarray, how: Start) -> None:
-        """Make a cluster at 0 for all but `alive`, and K - 1 clusters by k-means for `alive`."""
-        values, wanted = weights[alive], self.num_clusters - 1
-        assignment = np.zeros(len(weights), assignment_dtype(self.num_clusters))
-        centers, zero = np.zeros(1), 0
-        if self.peers.total(np.array([len(values)]))[0]:
-            first = None
-            if how == "even":
-                low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
-                low, high = self.peers.highest(np.array([-low, high])) * (-1, 1)
-                first = np.linspace(values.dtype.type(low), values.dtype.type(high), wanted)
-            found = self._kmeans(values, wanted, first)
-            zero = int(np.searchsorted(found.centers, 0.0))
-            centers = np.insert(found.centers, zero, 0.0)
-            assignment[:] = zero
-            places = found.assignment.astype(assignment.dtype)
-            assignment[alive] = places + (places >= zero)
-        self._set(centers, assignment)
-        self.zero_cluster = zero
+    # -- reading ----------------------------------------------------------------------------
+
+    @property
+    def centers(self) -> np.ndarray:
+        """The K shared values: means (or medians) of their clusters."""
+        if self._stale:
+            self._stale = False
+            if self.distance == "l1":
+                self._centers = _medians(self)
+            else:
+                self._centers = ops.cluster_means(self.tensors(), self._centers, self.counts)
+        return self._centers
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many weights each cluster has."""
+        if self._counts is None:
+            held = [self.assignment(name) for name in self.members]
+            counted = ops.cluster_counts(held, len(self._centers)).sum(0)
+            self._counts = self.members.peers.total(counted)
+        return self._counts
+
+    def assignment(self, name: str) -> Tensor:
+        """A member's assignment, in its memory layout."""
+        self.follow(name)
+        return self.assignments[name]
+
+    def clusters(self) -> np.ndarray:
+        """The cluster of each weight here, member after member."""
+        return np.concatenate([ops.flat(self.assignment(n)).cpu().numpy() for n in self.members])
+
+    def alive(self, name: str) -> Tensor:
+        """A mask: where a member is not in the zero cluster."""
+        assignment = self.assignment(name)
+        if self.zero_cluster is None:
+            return torch.ones_like(assignment, dtype=torch.bool)
+        return assignment != self.zero_cluster
+
+    def smallest_center(self) -> int:
+        """The zero cluster, or the one that would become it: the smallest non-empty one."""
+        if self.zero_cluster is not None:
+            return self.zero_cluster
+        magnitude = np.where(self.counts > 0, np.abs(self.centers), np.inf)
+        return int(np.argmin(magnitude))
+
+    def follow(self, *names: str) -> None:
+        """Notice members (all, or these) with another memory layout; assignments move along.
+
+        Everything that reads or writes the memory of a member calls this first.
+        """
+        for name in self.members.moved(*names):
+            self._ready = None
+            if name in self.assignments:
+                here = self.members.here(name)
+                self.assignments[name] = ops.like(self.assignments[name], here)
+
+    def tensors(self) -> ops.Tensors:
+        """The members prepared for the compiled loops; prepared again if a layout changes."""
+        self.follow()
+        if self._ready is None:
+            held = []
+            for name in self.members:
+                weights, assignment = self.members.here(name).detach(), self.assignments[name]
+                dead = None
+                if self.zero_cluster is not None and self._zeros_stay:
+                    dead = ops.dead_blocks(weights, assignment, self.zero_cluster)
+                held.append(ops.Held(weights, assignment, dead))
+            self._ready = ops.Tensors(held, self.members.num_weights, self.members.peers)
+        return self._ready
+
+    # -- clusters ---------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """Make room for the assignment of each member, in the memory layout of its weights."""
+        for name in self.members:
+            here = self.members.here(name)
+            self.assignments[name] = torch.zeros_like(here, dtype=_index_dtype(self))
         self._ready = None
 
-    def start_given(self, centers: np.ndarray, assignment: np.ndarray, zero_cluster: int) -> None:
-        """Tie to given clusters, of which one is set to exactly 0.
+    def assign(
+        self, centers: np.ndarray, assignment: np.ndarray, zero_cluster: int | None = None
+    ) -> None:
+        """Set centers and assignment, one vector, member after member; weights stay.
 
-        `assignment` is one vector, member after member, each in memory order.
+        Without a `zero_cluster` the group keeps the one it has.
         """
-        self._set(centers, assignment)
-        self.zero_cluster = zero_cluster
-        self.centers[zero_cluster] = 0.0
-        self._project()
+        self.allocate()
+        begin = 0
+        for name in self.members:
+            held = ops.flat(self.assignments[name])
+            part = assignment[begin : begin + held.numel()]
+            begin += held.numel()
+            held.copy_(torch.from_numpy(np.asarray(part)))
+        self.set_centers(np.array(centers, np.float64), recount=True)
+        if zero_cluster is not None:
+            self.zero_cluster = zero_cluster
 
-    def refit(self) -> float:
-        """Run 1-D k-means from the current centers; gives the fraction of changed assignments.
-
-        Weights that are fixed at zero stay there, and the other K - 1 centers are for the rest.
-        """
-        if self.zero_cluster is not None:
-            return self._refit_survivors() / self.num_weights
-        return self._fit(self.centers) / self.num_weights
-
-    def _fit(self, centers: np.ndarray | None) -> int:
-        """Run k-means, from these centers if given; gives how many assignments changed.
-
-        Weights that the compiled loops can reach are counted in place; others are copied.
-        """
-        if not self.assignments:
-            self._allocate()
-        numbers = self._countable()
-        if self.distance == "l2" and self.num_weights >= MANY and numbers is not None:
-            found = refit(numbers, self.num_clusters, centers, parts=self.peers)
-            if found is not None:
-                self.centers = found.centers
-                self._counts = None
-                return found.changed
-        before = self._gather_assignment()
-        copied = self._kmeans(self._gather(), self.num_clusters, centers)
-        self._set(copied.centers, copied.assignment)
-        return self._total(before != copied.assignment)
-
-    def _countable(self) -> Countable | None:
-        """The weights where they lie, if they can be counted there."""
-        tensors = self.tensors()
-        if all(tensors.reached):
-            return InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
-        return self._on_device(None)
-
-    def _on_device(self, without: int | None) -> OnDevice | None:
-        """The weights, but for those of a cluster, where they are all on an accelerator."""
-        held = self.tensors().held
-        devices = {weights.device for weights, _, _ in held}
-        if len(devices) > 1 or devices.pop().type in ("cpu", "mps"):  # mps has no float64
-            return None
-        return OnDevice(held, without)
-
-    def _kmeans(self, values: np.ndarray, k: int, centers: np.ndarray | None) -> Clustering:
-        """k-means on some of the weights here, and those that the others have."""
-        return kmeans1d_of_parts(values, k, self.peers, centers=centers, distance=self.distance)
-
-    def _total(self, found: np.ndarray) -> int:
-        """How many are found here and by the others."""
-        return int(self.peers.total(np.array([np.count_nonzero(found)]))[0])
-
-    def _refit_survivors(self) -> int:
-        """Like `_fit`, but the zero cluster keeps its weights."""
-        old = self.zero_cluster
-        assert old is not None
-        others = np.delete(self.centers, old)
-        changed = self._refit_on_device(old, others)
-        if changed is not None:
-            return changed
-        before = self._gather_assignment()
-        alive = before != old
-        if not self._total(alive) or not len(others):
-            return 0
-        found = self._kmeans(self._gather()[alive], len(others), others)
-        zero = int(np.searchsorted(found.centers, 0.0))
-        own = before[alive] - (before[alive] > old)  # the clusters as if there were no zero cluster
-        after = np.full(len(before), zero, before.dtype)
-        places = found.assignment.astype(before.dtype)
-        after[alive] = places + (places >= zero)
-        self._set(np.insert(found.centers, zero, 0.0), after)
-        self.zero_cluster = zero
-        return self._total(own != found.assignment)
-
-    def _refit_on_device(self, old: int, others: np.ndarray) -> int | None:
-        """The same without a copy on the host, where the weights are many on an accelerator."""
-        numbers = self._on_device(old)
-        many = int(self.counts.sum() - self.counts[old]) >= MANY
-        if numbers is None or not many or self.distance != "l2":
-            return None
-        found = refit(numbers, len(others), others, parts=self.peers)
-        if found is None:
-            return None
-        zero, places = int(np.searchsorted(found.centers, 0.0)), np.arange(len(found.centers))
-        renumber_(numbers.held, np.append(places + (places >= zero), zero))
-        self.centers = np.insert(found.centers, zero, 0.0)
-        self.zero_cluster, self._counts = zero, None
-        return found.changed
+    def set_centers(self, centers: np.ndarray, *, recount: bool = False) -> None:
+        """Set the centers; `recount` if the caller has changed the assignment as well."""
+        self._centers, self._stale = centers, False
+        if recount:
+            self._counts = None
 
     def refresh(self) -> None:
         """Set centers to the means (or medians) of their clusters; the assignment is kept.
@@ -221,20 +168,33 @@ class Group(Clusters):
         """
         self._stale = True
 
-    # -- soft tying -------------------------------------------------------------------------
+    def forget(self) -> None:
+        """Drop all clusters, as before the start."""
+        self.assignments, self.zero_cluster = {}, None
+        self._zeros_stay, self._ready = True, None
 
-    def add_pull_(
-        self, grads: Mapping[str, Tensor], tying_strength: float, l1_strength: float
-    ) -> None:
-        """Add the gradient of the penalties to the gradients of some members."""
-        ops.add_pull_(
-            self.tensors(),
-            [grads.get(name) for name in self.members],
-            self.centers,
-            tying_strength=tying_strength,
-            l1_strength=l1_strength if self.sparse else 0.0,
-            to_medians=self.distance == "l1",
-        )
+    # -- weights ----------------------------------------------------------------------------
+
+    def move_to(self, centers: np.ndarray) -> None:
+        """Set the centers, rounded as the weights are, and each weight to its own."""
+        self.set_centers(self.members.rounded(centers))
+        ops.project_(self.tensors(), self.centers)
+
+    def project(self) -> None:
+        """Set each weight to its cluster's mean; zeros stay zero."""
+        centers = ops.cluster_means(self.tensors(), self.centers, self.counts)
+        if self.zero_cluster is not None:
+            centers[self.zero_cluster] = 0.0
+        self.move_to(centers)
+
+    def freeze(self) -> None:
+        """Set each weight to its center; if the group is sparse, the smallest center to 0."""
+        if self.sparse:
+            if self.zero_cluster is None:
+                self.zero_cluster = self.smallest_center()
+            self.centers[self.zero_cluster] = 0.0
+            self._zeros_stay, self._ready = True, None  # blocks can be skipped from now on
+        self.move_to(self.centers)
 
     def fix_zeros(self) -> None:
         """Set the weights of the smallest cluster to zero, and keep them there."""
@@ -253,75 +213,63 @@ class Group(Clusters):
         self._centers[self.zero_cluster] = 0.0
 
     def release_zeros(self) -> None:
-        """Let weights leave the zero cluster again, until hard tying."""
+        """Let weights leave the zero cluster again, until they are frozen."""
         self._zeros_stay, self._ready = False, None
 
-    def renew_centers(self, centers: np.ndarray) -> None:
-        """Set the centers, rounded as the weights are; clusters and weights are the caller's."""
-        self.centers = self._as_held(centers)
-        self._counts = None
+    # -- saving -----------------------------------------------------------------------------
 
-    # -- hard tying -------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """Centers, the zero cluster (-1: none) and every member's assignment."""
+        state: dict[str, Tensor | int] = {
+            "centers": torch.from_numpy(self.centers.copy()),
+            "zero_cluster": -1 if self.zero_cluster is None else self.zero_cluster,
+        }
+        for name, assignment in self.assignments.items():
+            state[f"assignment.{name}"] = as_divided(assignment.clone(), self.members[name])
+        return state
 
-    def harden(self) -> None:
-        """Set each weight to its center; if it is `sparse`, the smallest center to exactly 0."""
-        if self.sparse:
-            if self.zero_cluster is None:
-                self.zero_cluster = self.smallest_center()
-            self.centers[self.zero_cluster] = 0.0
-            self._zeros_stay, self._ready = True, None  # blocks can be skipped from now on
-        self._project()
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved; everything is checked before any of it is used."""
+        centers = saved_tensor(state, "centers", dtype=torch.float64)
+        if centers.dim() != 1 or not 1 <= len(centers) <= self.most_clusters:
+            raise TyingError(
+                f"the saved state of group {self.name!r} has centers of shape "
+                f"{tuple(centers.shape)}, for {self.most_clusters:,} clusters; was num_clusters "
+                "another?"
+            )
+        zero = saved_count(state, "zero_cluster", least=-1, most=len(centers) - 1)
+        assignments = {}
+        for name, parameter in self.members.items():
+            key = f"assignment.{name}"
+            saved = saved_tensor(state, key, dtype=_index_dtype(self), shape=parameter.shape)
+            saved = part_of(saved, parameter)
+            if saved.numel() and not 0 <= int(saved.min()) <= int(saved.max()) < len(centers):
+                raise TyingError(
+                    f"the saved assignment of {name!r} names clusters from {int(saved.min())} to "
+                    f"{int(saved.max())}, but there are {len(centers):,}; was it damaged?"
+                )
+            here = self.members.here(name)
+            assignments[name] = torch.empty_like(here, dtype=saved.dtype).copy_(saved)
+        self.set_centers(centers.cpu().numpy().copy(), recount=True)
+        self.assignments = assignments
+        if self.may_change:
+            self.num_clusters = len(self.centers)
+        self.zero_cluster = None if zero < 0 else zero
+        self._zeros_stay, self._ready = True, None
 
-    def share_gradients_(self, grads: Mapping[str, Tensor], how: Shared) -> None:
-        """Replace gradients by their cluster's mean or sum, and by zero in the zero cluster.
 
-        Gradients below 1e-9 of the largest one are rounded to zero.
-        """
-        tensors, copies = self._with_gradients(grads)
-        shared = ops.cluster_totals(tensors, len(self.centers))
-        if how == "mean":
-            counts = self.counts
-            if len(tensors.held) < len(self.members):
-                there = [name for name in self.members if name in grads]
-                counts = self.peers.total(self._counted(there).sum(0))
-            shared /= np.maximum(counts, 1)
-        if self.zero_cluster is not None:
-            shared[self.zero_cluster] = 0.0
-        ops.project_(tensors, shared)
-        for grad, same in copies:
-            grad.copy_(same)
+def _index_dtype(group: Group) -> torch.dtype:
+    narrow = assignment_dtype(group.most_clusters) == np.uint8
+    return torch.uint8 if narrow else torch.int32
 
-    def _with_gradients(
-        self, grads: Mapping[str, Tensor]
-    ) -> tuple[ops.Tensors, list[tuple[Tensor, Tensor]]]:
-        """These gradients with their clusters; and pairs of gradient and copy, where copied."""
-        found, own = [grads.get(name) for name in self.members], self.tensors()
-        together = own.on(found)
-        if together is not None:
-            return together, []
-        held, copies = [], []
-        for grad, (weights, assignment, dead) in zip(found, own.held, strict=True):
-            if grad is not None:
-                copy = grad.to(self.dtype)
-                still = dead if ops.in_same_order(copy, weights) else None
-                held.append(ops.Held(copy, ops.like(assignment, copy), still))
-                copies += [(grad, copy)] if copy is not grad else []
-        return ops.Tensors(held, self.num_weights, self.peers), copies
 
-    def retie(self) -> None:
-        """After an optimizer step: set each weight to its cluster's mean; zeros stay zero."""
-        tensors = self.tensors()
-        centers = ops.cluster_means(tensors, self.centers, self.counts)
-        if self.zero_cluster is not None:
-            centers[self.zero_cluster] = 0.0
-        self.centers = self._as_held(centers)
-        ops.project_(tensors, self.centers)
-
-    def move_centers(self, centers: np.ndarray) -> None:
-        """Set the centers, and the weights with them."""
-        self.centers = centers
-        self._project()
-
-    def _project(self) -> None:
-        self.centers = self._as_held(self.centers)
-        ops.project_(self.tensors(), self.centers)
+def _medians(group: Group) -> np.ndarray:
+    """The lower median of each cluster; an empty one keeps its center."""
+    weights = group.members.weights()[np.argsort(group.clusters(), kind="stable")]
+    centers, end = group.centers.copy(), 0
+    for k, count in enumerate(group.counts):
+        begin, end = end, end + int(count)
+        if count:
+            middle = (int(count) - 1) // 2
+            centers[k] = np.partition(weights[begin:end], middle)[middle]
+    return centers

@@ -47,8 +47,8 @@ class LatentWeights:
         group.release_zeros()
         self._lay_out(
             {
-                name: (group.alive(name), group.here(name), torch.zeros_like(group.here(name)))
-                for name in group.members
+                name: (group.alive(name), here, torch.zeros_like(here))
+                for name, here in ((name, group.members.here(name)) for name in group.members)
             }
         )
         self.renew_place_bits()
@@ -61,8 +61,9 @@ class LatentWeights:
         for (name, parameter), part in zip(
             self.group.members.items(), self._split(self._place_bits), strict=True
         ):
-            bits = nonzero_bits(self.group.alive(name), parameter, self.group.peers) - VALUE_BITS
-            part.copy_(ops.flat(ops.like(bits, self.group.here(name)))[self._places[name]])
+            members = self.group.members
+            bits = nonzero_bits(self.group.alive(name), parameter, members.peers) - VALUE_BITS
+            part.copy_(ops.flat(ops.like(bits, members.here(name)))[self._places[name]])
 
     def put(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
         """Before an optimizer step: copy the latent weights into the model.
@@ -91,7 +92,7 @@ class LatentWeights:
         centers = ops.cluster_means(self._ready, self.group.centers, self.counts)
         if self.zero is not None:
             centers[self.zero] = 0.0
-        self.group.renew_centers(centers)
+        self.group.set_centers(self.group.members.rounded(centers), recount=True)
         self._ops.tie(self.group.tensors(), self.group.centers)
 
     def _choose(self, price: float) -> None:
@@ -106,7 +107,7 @@ class LatentWeights:
         values = values[found]
         offered = Values(centers[values], prices[values], edges, values)
         counts = self._ops.choose(offered, price, self.zero, len(centers))
-        self.counts = self.group.peers.total(counts)
+        self.counts = self.group.members.peers.total(counts)
 
     def fixed_zeros(self) -> Iterator[tuple[str, Tensor]]:
         """A mask for each member: where it has no latent weights."""
@@ -123,29 +124,29 @@ class LatentWeights:
     def _follow_moves(self) -> None:
         """Rebuild everything if a member was moved, converted or given other strides."""
         members = self.group.members
-        if any(self._layout[name] != _layout(self.group.here(name)) for name in members):
+        if any(self._layout[name] != _layout(self.group.members.here(name)) for name in members):
             self._lay_out({name: self._full(name) for name in members})
 
     def _lay_out(self, full: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> None:
         """Build from masks, weights and position bits, each in its member's shape."""
         rows: list[list[Tensor]] = [[], [], []]
         for name, (alive, weights, bits) in full.items():
-            parameter = self.group.here(name)
+            parameter = self.group.members.here(name)
             places = ops.flat(ops.like(alive, parameter)).nonzero().flatten()
             self._places[name], self._layout[name] = places, _layout(parameter)
             assignment = self.group.assignment(name)
             for row, tensor in zip(rows, (weights, bits, assignment), strict=True):
                 row.append(ops.flat(ops.like(tensor.detach(), parameter))[places])
-        dtype = self.group.dtype
+        dtype = self.group.members.dtype
         self.weights = torch.cat(rows[0]).to(dtype)
         self._place_bits = torch.cat(rows[1]).to(torch.promote_types(dtype, torch.float32))
         self.clusters = torch.cat(rows[2])
         held = [ops.Held(self.weights, self.clusters)]
-        self._ready = ops.Tensors(held, self.group.num_weights, self.group.peers)
+        self._ready = ops.Tensors(held, self.group.members.num_weights, self.group.members.peers)
         vectors = (self.weights, self.clusters, self._place_bits)
         self._ops = latent_ops(Latent(*vectors, list(self._places.values())), self.group.tensors())
         counts = ops.cluster_counts([self.clusters], len(self.group.centers))[0]
-        self.counts = self.group.peers.total(counts)
+        self.counts = self.group.members.peers.total(counts)
 
     def _full(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The inverse of `_lay_out`: mask, weights and bits of a member; 0 elsewhere."""
@@ -156,7 +157,7 @@ class LatentWeights:
             self._split(self.weights)[number],
             self._split(self._place_bits)[number],
         )
-        shape = self.group.here(name).shape
+        shape = self.group.members.here(name).shape
         full = [torch.empty_strided(shape, stride, dtype=r.dtype, device=device) for r in rows]
         for tensor, row in zip(full, rows, strict=True):
             ops.flat(tensor.zero_())[places] = row

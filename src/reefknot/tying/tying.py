@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from reefknot.dtypes import significant
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
+from reefknot.tying import kmeans, statistics
 from reefknot.tying.agreement import fingerprint, require_alike
 from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard
-from reefknot.tying.group import Group, Start
+from reefknot.tying.group import Group
+from reefknot.tying.kmeans import Start
 from reefknot.tying.saved import saved_number
 from reefknot.tying.selection import (
     NETWORK,
@@ -88,26 +90,28 @@ class Tying:
         """Choose first centers for groups that have none."""
         for group in self.groups:
             if not group.assignments:
-                group.start(how)
+                kmeans.start(group, how)
                 self.version += 1
 
     def start_distinct(self) -> None:
-        """Make each distinct value a cluster, in groups that have no clusters yet."""
+        """Make each distinct value a cluster, in groups that have no clusters yet, and tie them."""
         for group in self.groups:
             if not group.assignments:
-                group.start_distinct()
+                kmeans.start_distinct(group)
+                group.move_to(group.centers)
                 self.version += 1
 
     def cluster(self, how: Start = "kmeans") -> None:
         """Tie the weights as they are: zeros to exactly 0, the others by k-means."""
         for group in self.groups:
-            group.start_sparse(how)
+            kmeans.start_with_zero(group, how)
+            group.move_to(group.centers)
         self.version += 1
 
     def refit(self) -> None:
         """Run k-means on all groups, from their centers."""
         self.check_copies()
-        changed = [group.refit() * group.num_weights for group in self.groups]
+        changed = [kmeans.refit(group) * group.members.num_weights for group in self.groups]
         self.changed = sum(changed) / self.num_weights
         self.version += 1
 
@@ -135,13 +139,13 @@ class Tying:
     def freeze(self) -> None:
         """Set each weight to its center for good, and each zero cluster to exactly 0."""
         for group in self.groups:
-            group.harden()
+            group.freeze()
         self.version += 1
 
     def project(self) -> None:
         """Set each weight to the mean of its cluster."""
         for group in self.groups:
-            group.retie()
+            group.project()
         self.version += 1
 
     # -- reading ----------------------------------------------------------------------------
@@ -149,7 +153,7 @@ class Tying:
     @property
     def num_weights(self) -> int:
         """The number of tied weights."""
-        return sum(group.num_weights for group in self.groups)
+        return sum(group.members.num_weights for group in self.groups)
 
     @property
     def has_clusters(self) -> bool:
@@ -181,7 +185,7 @@ class Tying:
         penalty = 0.0
         for group in self.groups:
             if group.assignments:
-                absolute, square = group.deviations()
+                absolute, square = statistics.deviations(group)
                 penalty += float(absolute.sum() if group.distance == "l1" else square.sum() / 2)
         return penalty
 
@@ -194,12 +198,12 @@ class Tying:
     def settle(self) -> None:
         """Leave the weights as the file will have them; they must still be tied."""
         for group in self.groups:
-            for name in group.untied():
+            for name in statistics.untied(group):
                 raise TyingError(
                     f"{name!r} is no longer tied to its centers; were weights loaded or changed "
                     "after the last optimizer step?"
                 )
-            group.move_centers(self.written(group))
+            group.move_to(self.written(group))
 
     # -- checks -----------------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class Tying:
         """Check that processes which hold the same weights have not drifted apart."""
         if not self.copies:
             return
-        members = {n: group.here(n) for group in self.groups for n in group.members}
+        members = {n: group.members.here(n) for group in self.groups for n in group.members}
         prints = {
             f"the sum over the bits of {name!r}": str(row.tolist())
             for name, row in zip(members, fingerprint(members.values()), strict=True)
@@ -272,8 +276,11 @@ class Tying:
                 group.load_state_dict(own)
             else:
                 group.forget()
-            if has_zeros:
-                group.require_zero_cluster()
+            if has_zeros and group.sparse and group.zero_cluster is None:
+                raise TyingError(
+                    f"the saved state of group {group.name!r} has no zero cluster, and its zeros "
+                    "were fixed when it was saved; was it damaged?"
+                )
         self.version += 1
 
 

@@ -166,7 +166,7 @@ def test_a_loop_may_advance_the_phases_itself():
     model, optimizer, tie = started()
     tie.advances = False
     go(model, optimizer, tie.phases[0].steps)
-    assert tie.phase_is_over
+    assert tie.phase.over
     assert tie.phase.name == "sparsify"
     tie.advance()
     assert tie.phase.name == "recover"

@@ -316,7 +316,7 @@ def test_accumulated_and_clipped_gradients_get_the_pull_once_and_unclipped():
     tie = SparseAPT(ours, num_clusters=4, **STRENGTHS)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
     tie.attach(optimizer)
-    centers, assignment = tie.tying.groups[0].centers, tie.tying.groups[0]._gather_assignment()
+    centers, assignment = tie.tying.groups[0].centers, tie.tying.groups[0].clusters()
     for model in (ours, naive):
         for _ in range(3):
             backward(model)
@@ -379,7 +379,7 @@ def test_a_parameter_without_gradient_is_not_pulled_but_counts_in_the_centers():
     optimizer.step()
     assert torch.equal(model[0].weight, before)
     group = tie.tying.groups[0]
-    weights, assignment = group._gather(), group._gather_assignment()
+    weights, assignment = group.members.weights(), group.clusters()
     for k in range(4):
         inside = weights[assignment == k]
         if len(inside):

@@ -10,7 +10,14 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reefknot.lab.baselines import mixture as module
-from reefknot.lab.baselines.mixture import Components, Gamma, Mixture, divergence, merged, most_likely
+from reefknot.lab.baselines.mixture import (
+    Components,
+    Gamma,
+    Mixture,
+    divergence,
+    merged,
+    most_likely,
+)
 
 ZERO_PRIOR, PRIOR = Gamma(50.0, 0.7), Gamma(20.0, 0.1)
 

@@ -75,7 +75,9 @@ def test_what_the_data_does_not_need_drowns_in_noise():
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     method = SparseVD(model, num_examples=200, num_clusters=9)
-    optimizer = torch.optim.Adam([p for g in method.parameter_groups() for p in g["params"]], lr=0.05)
+    optimizer = torch.optim.Adam(
+        [p for g in method.parameter_groups() for p in g["params"]], lr=0.05
+    )
     method.attach(optimizer)
     x = torch.randn(200, 8)
     target = 3 * x[:, :1] - 2 * x[:, 1:2]
@@ -95,7 +97,9 @@ def test_a_pruned_weight_is_zero_while_training_too():
     method = SparseVD(layer, num_examples=10)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.0, 0.5]]))
-        method.phases[0].layers[0].log_variance.copy_(torch.tensor([[-20.0, 3.1 + 2 * math.log(0.5)]]))
+        method.phases[0].layers[0].log_variance.copy_(
+            torch.tensor([[-20.0, 3.1 + 2 * math.log(0.5)]])
+        )
     outputs = layer(torch.tensor([[1.0, 1.0]]).expand(100_000, 2))
     assert outputs.mean().item() == pytest.approx(2.0, abs=0.05)  # not 2.5
     assert outputs.var().item() == pytest.approx(math.exp(3.1) / 4, rel=0.05)  # its noise is left

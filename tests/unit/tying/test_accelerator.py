@@ -6,6 +6,7 @@ from accelerator import Away, accelerator, moved
 from torch import nn
 
 import reefknot
+from reefknot.tying import kmeans
 
 K, STEPS = 9, 8
 TENSORS = 4
@@ -112,7 +113,7 @@ def test_survivors_are_fitted_again_on_the_device_as_on_the_host():
     def refitted(model):
         tie = reefknot.SparseAPT(model, num_clusters=K)
         group = tie.tying.groups[0]
-        group.part_zeros(0.02, K)
+        kmeans.prune(group, 0.02, K)
         group.fix_zeros()
         for number, name in enumerate(group.members):
             source = torch.Generator().manual_seed(number)
@@ -120,7 +121,7 @@ def test_survivors_are_fitted_again_on_the_device_as_on_the_host():
             parameter = group.members[name].detach()
             parameter.add_(Away(noise) if isinstance(parameter, Away) else noise)
         group.hold_zeros()
-        changed = group.refit()
+        changed = kmeans.refit(group)
         held = [a.inner if isinstance(a, Away) else a for a in group.assignments.values()]
         return changed, group.zero_cluster, group.centers.tolist(), [a.tolist() for a in held]
 

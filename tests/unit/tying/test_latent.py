@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from reefknot.tying import kmeans
 from reefknot.tying.group import Group
 from reefknot.tying.latent import LatentWeights, value_bits
 
@@ -16,7 +17,8 @@ from reefknot.tying.latent import LatentWeights, value_bits
 def group_of(values, centers, clusters, zero, layout=torch.contiguous_format):
     weights = torch.tensor(values).to(memory_format=layout)
     group = Group("all", [("w", nn.Parameter(weights.clone()))], len(centers))
-    group.start_given(np.array(centers), np.array(clusters), zero)
+    group.assign(np.array(centers), np.array(clusters), zero)
+    group.freeze()
     with torch.no_grad():
         group.members["w"].copy_(weights)
     return group
@@ -104,7 +106,7 @@ def test_images_laid_out_channels_last_keep_their_places():
 
 def test_a_group_without_zeros_has_a_latent_weight_behind_each_weight():
     group = Group("norms", [("w", nn.Parameter(torch.tensor([0.9, 1.0, 1.1, 2.0])))], 2)
-    group.start("kmeans")
+    kmeans.start(group, "kmeans")
     latent = LatentWeights(group)
     latent.tie(0.0)
     assert group.members["w"].tolist() == pytest.approx([1.0, 1.0, 1.0, 2.0])

@@ -2,9 +2,9 @@
 
 dense.py                 no compression              noisy.py    what both variational ones share
 deep_compression.py      pruning, then k-means       pruned.py   what all that prune share
-soft_weight_sharing.py   a mixture of Gaussians      l2.py       weight decay, then k-means
-sparse_vd.py             variational dropout         l1_threshold.py
-bayesian_compression.py  a prior on whole units      magnitude_kmeans.py
+soft_weight_sharing.py   a mixture of Gaussians      mixture.py  its mathematics
+sparse_vd.py             variational dropout         l2.py       weight decay, then k-means
+bayesian_compression.py  a prior on whole units      l1_threshold.py, magnitude_kmeans.py
 """
 
 from reefknot.lab.baselines.bayesian_compression import BayesianCompression

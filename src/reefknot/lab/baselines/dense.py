@@ -43,6 +43,12 @@ class _Untied(Phase):
     def __init__(self, model: nn.Module) -> None:
         self.model, self.steps, self.step = model, None, 0
 
+    def check(self) -> None:
+        """Nothing is tied, so nothing can go wrong."""
+
+    def follow(self) -> None:
+        """Nothing is tied, so nothing has to be followed."""
+
     def density(self) -> float:
         """The non-zero fraction of the trainable parameters."""
         trainable = [p.detach() for p in self.model.parameters() if p.requires_grad]

@@ -26,7 +26,7 @@ from reefknot.methods.settings import Check, are_clusters, is_count, is_number, 
 from reefknot.phases import Frozen, Phase, Step
 from reefknot.phases.hooks import dense_grad
 from reefknot.state import MAX_CODEBOOK
-from reefknot.tying import Group, Tying, ops
+from reefknot.tying import Group, Tying, kmeans, ops
 from reefknot.tying.saved import saved_tensor
 from reefknot.tying.tying import NumClusters, Saved
 
@@ -198,11 +198,11 @@ class MixturePrior(Phase):
         """Merge components, set the one nearest to zero to zero, and assign."""
         for group in self.tying.groups:
             if not group.sparse:
-                group.start_sparse("kmeans")
+                kmeans.start_with_zero(group, "kmeans")
                 continue
             components = self._merged(group)
             assignment = np.concatenate([most_likely(row, components) for row in _rows(group)])
-            group.start_given(components.means, assignment, _zero(components))
+            group.assign(components.means, assignment, _zero(components))
 
     def _mixed(self) -> list[Group]:
         """The groups with a mixture prior: those that may have zeros."""

@@ -135,7 +135,7 @@ def train(
     model.train()
     network = _narrowed(model, method, batches) if shrink else model
     while True:
-        due = method.advance if method.phase_is_over else None
+        due = method.advance if method.phase.over else None
         if step == plan.soft_steps and not method.phase.is_last:
             due = method.harden
         if due is not None:
