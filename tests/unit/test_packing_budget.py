@@ -14,10 +14,11 @@ import reefknot
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError
 from reefknot.packing.budget import Budget, BudgetPlan, share_of
-from reefknot.packing.changes import from_numbers, network_error, to_numbers
-from reefknot.packing.clustering import Settings
+from reefknot.packing.changes import network_error, to_numbers
+from reefknot.packing.clustering import Settings, found_of
 from reefknot.packing.pack import pack
 from reefknot.packing.quantizer import Histogram, Quantizer, quantize
+from reefknot.scales import rounded
 
 RNG = np.random.default_rng(0)
 GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
@@ -145,7 +146,7 @@ def test_large_tensors_and_tables_may_be_coarser():
 def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(numbers, tag, step):
     dtype = DTYPES[tag]
     limit = {"F16": 6e4}.get(tag, 1e30)
-    stored = from_numbers(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
+    stored = rounded(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
     values = to_numbers(stored, dtype)
     histogram = Histogram.of(stored, dtype)
     book, indices, _ = quantize(stored, dtype, histogram, step)
@@ -184,10 +185,10 @@ def test_the_file_is_the_same_for_any_number_of_threads(tmp_path, checkpoint, bu
 
 
 def test_errors_of_tensors_follow_their_shares():
-    rows = [("w", F32, GAUSS), ("v", F32, GAUSS[:100, :125].copy())]
-    plan = BudgetPlan.of(Settings(), rows)
+    found = found_of({"w": GAUSS, "v": GAUSS[:100, :125].copy()})
+    plan = BudgetPlan.of(Settings(), found)
     plan.at_level(plan.level_for_error(0.1))
-    changes = [plan.tie(*row)[1] for row in rows]
+    changes = [plan.tie(tensor.name, F32, tensor.read())[1] for tensor in found]
     assert network_error(changes) == pytest.approx(0.1, rel=0.03)
     ratio = (changes[0].relative_error / changes[1].relative_error) ** 2
     assert ratio == pytest.approx(16**0.75, rel=0.1)

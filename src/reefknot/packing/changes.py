@@ -39,11 +39,6 @@ def network_error(changes: Iterable[Change]) -> float:
     return math.hypot(*(c.relative_error * (c.norm / unit) for c in rows)) / norm if norm else 0.0
 
 
-def warnings_about(changes: Sequence[Change]) -> list[str]:
-    """Warnings about the result, a sentence each."""
-    return _energy_lost(changes) + not_finite(changes)
-
-
 def not_finite(changes: Sequence[Change]) -> list[str]:
     """A sentence about tensors that hold NaN or infinity, if there are any."""
     odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
@@ -55,37 +50,37 @@ def unseen(changes: Sequence[Change]) -> list[str]:
     names = [repr(change.name) for change in changes if change.done.endswith(UNSEEN)]
     if not names:
         return []
-    named = ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
     return [
-        f"the inputs of {named} were not seen, so they are packed by their values alone: the model "
-        "does not use them for these inputs, uses them other than in products and look-ups, "
-        "changes them first (autocast, parametrizations), or computes in other threads"
+        f"the inputs of {_listed(names)} were not seen, so they are packed by their values alone: "
+        "the model does not use them for these inputs, uses them other than in products and "
+        "look-ups, changes them first (autocast, parametrizations), or computes in other threads"
     ]
 
 
-def _energy_lost(changes: Sequence[Change]) -> list[str]:
+def energy_lost(changes: Sequence[Change]) -> list[str]:
+    """A sentence about tensors that lose much of their energy, if there are any."""
     lost = [change for change in changes if change.relative_error**2 > MUCH_ENERGY]
+    if not lost:
+        return []
     lost.sort(key=lambda change: -change.relative_error)
-    found = []
-    if lost:
-        worst = [f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost[:8]]
-        named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
-        found.append(
-            f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
-            f"sum of their squares: {named}; outputs may be far off: allow more bytes (more "
-            "clusters, a higher density), keep these, or train with tying"
-        )
-    return found
+    named = _listed([f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost])
+    return [
+        f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
+        f"sum of their squares: {named}; outputs may be far off: allow more bytes (more "
+        "clusters, a higher density), keep these, or train with tying"
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    """The first eight of them."""
+    return ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
 
 
 class Loss:
-    """The error of a tensor; scaled by a power of two, so that no square over- or underflows."""
+    """The error of a tensor, in units that no square leaves the range of."""
 
     def __init__(self, values: np.ndarray, dtype: DType) -> None:
-        largest = max(
-            (float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0.0
-        )
-        self._unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
+        self._unit = unit_of(values, dtype)
         self._lost = self._norm = self._largest = 0.0
 
     @classmethod
@@ -138,9 +133,23 @@ def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
         return values.astype(np.float64)
 
 
-def from_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """The nearest elements of a type, which must be able to hold them."""
-    if dtype.tag == "BF16":
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return values.astype(dtype.storage)
+def as_bits(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements as unsigned integers, in one dimension."""
+    return np.ascontiguousarray(values).reshape(-1).view(f"<u{dtype.item_bytes}")
+
+
+def distinct_bits(values: np.ndarray, dtype: DType, most: int) -> np.ndarray | None:
+    """The raw bits of a tensor's distinct values, ascending; None if there are more than `most`."""
+    flat = as_bits(values, dtype)
+    seen = flat[:0]
+    for at in range(0, len(flat), CHUNK):
+        seen = np.union1d(seen, flat[at : at + CHUNK])
+        if len(seen) > most:
+            return None
+    return seen
+
+
+def unit_of(values: np.ndarray, dtype: DType) -> float:
+    """A power of two near the largest magnitude; no square of a multiple over- or underflows."""
+    largest = max((float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0.0)
+    return 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)

@@ -22,14 +22,14 @@ from reefknot.files import check_place, write_atomically
 from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
 from reefknot.packing.changes import Change, Loss
-from reefknot.packing.clustering import Plan, Settings, check_patterns
+from reefknot.packing.clustering import Plan, Settings, check_patterns, found_of
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import OutputChange, change_of_outputs
 from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, pass_of, require_enough
 from reefknot.packing.walking import no_autocast
 from reefknot.progress import doing
-from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
+from reefknot.tensorfile import open_tensors, reader_of
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
@@ -151,8 +151,7 @@ def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort
     if limit is None or limit < ALMOST_ALL * writer.total:
         return None
     file = io.BytesIO()
-    rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
-    changes, size = writer.write(file, Plan.of(Settings(), rows))
+    changes, size = writer.write(file, Plan.of(Settings(), writer.own))
     if size > limit:
         return None
     write_atomically(path, file.getvalue())
@@ -277,8 +276,7 @@ class _Search:
         found = found_of(tensors, like=before)
         writer = Writer(found, self._effort)
         file = io.BytesIO()
-        rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
-        plain, size = writer.write(file, Plan.of(Settings(), rows))
+        plain, size = writer.write(file, Plan.of(Settings(), writer.own))
         told = [changes.get(c.name) or _adjusted(c, before, tensors) for c in plain]
         outputs = self._outputs(model)
         packed = Packed(tuple(told), writer.total, size, writer.elements, outputs=outputs)
@@ -296,22 +294,6 @@ def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, 
     loss = Loss(to_array(old), dtype_for(old.dtype))
     loss.add(old.double().numpy().ravel(), new.double().numpy().ravel())
     return loss.change(change.name, "made to fit the packed weights")
-
-
-def found_of(
-    tensors: Mapping[str, Any], like: Mapping[str, Any] | None = None
-) -> list[FoundTensor]:
-    """Tensors of a state dict as if from a file; names that share storage in `like` share it."""
-    found: list[FoundTensor] = []
-    owners: dict[Any, str] = {}
-    for name, value in tensors.items():
-        identity = reader_of(name, (like or tensors)[name])[0]
-        _, dtype, read = reader_of(name, value)
-        same = owners.setdefault(identity, name)
-        found.append(
-            FoundTensor(name, dtype, tuple(value.shape), read, "" if same == name else same)
-        )
-    return found
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
