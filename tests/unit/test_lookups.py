@@ -160,7 +160,7 @@ def model_and_words(words):
 
 def packed_at(price, model, batches, random=False):
     packer = Packer(model, batches, Settings(min_size=256), random=random)
-    packer.weigh(price)
+    packer.measure_sensitivity(price)
     return packer.at(price)
 
 

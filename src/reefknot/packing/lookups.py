@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reefknot.dtypes import DType, significant
 from reefknot.packing.changes import CHUNK, parts_of
 from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy
-from reefknot.packing.walking import call
+from reefknot.packing.suspended import call
 from reefknot.scales import rounded
 
 LEAST, MOST = 1 / 16, 16.0  # what an error in a row may count, relative to the mean of all rows

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from reefknot.batchnorm import Statistics, make_canonical, renew
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Site
 from reefknot.packing.changes import UNSEEN, Change, Loss
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
-from reefknot.packing.harm import Harm
 from reefknot.packing.lookups import (
     have_own_steps,
     quantize_rows,
@@ -39,9 +39,9 @@ from reefknot.packing.lookups import (
     weighted_error,
     weights_as_read,
 )
-from reefknot.packing.norms import Statistics, make_canonical, renew
+from reefknot.packing.outputs import Sensitivity
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
-from reefknot.packing.walking import Network, can_walk
+from reefknot.packing.suspended import Network, can_suspend
 from reefknot.progress import doing, each
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
@@ -69,7 +69,7 @@ class Packer:
     for_inference: bool = False
     random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
-    _walks: bool | None = None  # whether batches may be inside the model at the same time
+    _suspends: bool | None = None  # whether batches may be inside the model at the same time
     _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
     _reads: dict[str, np.ndarray] | None = None  # of the rows of look-up tables
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -123,27 +123,31 @@ class Packer:
 
     @doing("measuring what errors do")
     @torch.no_grad()
-    def weigh(self, price: float) -> None:
+    def measure_sensitivity(self, price: float) -> None:
         """Measure what an error is worth in each weight: pack one at a time at this price.
 
         The harm to the outputs of the network, over the relative error of the products. Without it
         the same relative error is worth the same everywhere.
         """
         model = _ready(self.model)
-        harm = Harm(model, self.batches)
+        sensitivity = Sensitivity(model, self.batches)
         found: dict[tuple[str, int], tuple[float, int]] = {}  # worth, elements
         self._worths = {}
         with self._network(model) as network:
             for site in each("in", network.sites, before=self._seconds["in"]):
                 if site.norm is None and self._is_packed(site.name):
-                    self._weigh_site(model, site, self._moments(site, network), price, harm, found)
+                    self._measure_site(
+                        model, site, self._moments(site, network), price, sensitivity, found
+                    )
         for name, weight in model.named_parameters():
             if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
                 changed = weight.detach().clone()
                 error = self._pack_alone(name, changed, price).relative_error ** 2
                 if (reads := self._tables().get(name)) is not None:
                     error = weighted_error(weight, changed, weights_as_read(reads))
-                if (lost := harm.of({name: changed})) > 0:  # else nothing is known of its worth
+                if (
+                    lost := sensitivity.of({name: changed})
+                ) > 0:  # else nothing is known of its worth
                     found[name, 0] = lost / max(error, 1e-12), weight.numel()
         known = {key: pair for key, pair in found.items() if math.isfinite(pair[0])}
         least = LEAST_WORTH * max((worth for worth, _ in known.values()), default=0.0)
@@ -154,13 +158,13 @@ class Packer:
         mean = math.exp(logs / sum(n for _, n in known.values()))
         self._worths = {key: worth / mean for key, (worth, _) in known.items()}
 
-    def _weigh_site(
+    def _measure_site(
         self,
         model: nn.Module,
         site: Site,
         moments: Moments,
         price: float,
-        harm: Harm,
+        sensitivity: Sensitivity,
         found: dict[tuple[str, int], tuple[float, int]],
     ) -> None:
         if not moments.second.any():
@@ -171,14 +175,14 @@ class Packer:
         matrix = self._quantized(site, aims, moments, price)
         tensors = {site.name: changed} | self._corrected(model, site, aims, matrix, moments)
         rows.copy_(matrix.values.view_as(rows))
-        worth = harm.of(tensors) / max(matrix.error, 1e-12)
+        worth = sensitivity.of(tensors) / max(matrix.error, 1e-12)
         found[site.key] = worth, rows.numel()
 
     def _network(self, model: nn.Module) -> Network:
-        if self._walks is None:
+        if self._suspends is None:
             with doing("trying the model on its inputs"):
-                self._walks = can_walk(_ready(self.model), self.batches)
-        return Network(model, self.batches, walks=self._walks)
+                self._suspends = can_suspend(_ready(self.model), self.batches)
+        return Network(model, self.batches, suspends=self._suspends)
 
     def _norm_statistics(self) -> dict[str, Statistics]:
         """Of the inputs of the original network's norm layers."""

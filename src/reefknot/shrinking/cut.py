@@ -6,6 +6,7 @@ Unaware   of why a unit stays or goes.
 """
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch.fx.node import Node, map_arg
 from reefknot.shrinking.graph import Analysis
 from reefknot.shrinking.kept import Kept
 from reefknot.shrinking.masks import Weighted, weighted
+from reefknot.shrinking.trace import Trace
 
 # If a dense layer does not read at least this fraction of its inputs, a `Select` in front of it
 # drops them. With fewer, the `Select` would cost more than it saves.
@@ -61,7 +63,7 @@ class Cut:
 
     def _cut(self, node: Node) -> None:
         if node.op == "get_attr":
-            layers = [weighted(self.trace, user) for user in node.users if user.op != "output"]
+            layers = [weighted(self.trace, user) for user in node.users]
             if node in self.kept.sets and not any(layers):
                 self._slice(str(node.target), *self.kept.sets[node])
             return
@@ -69,10 +71,10 @@ class Cut:
             return
         kind, module = self.trace.kind(node), self.trace.module(node)
         layer = weighted(self.trace, node)
-        if layer is not None and not self.kept.left(node):
+        if layer is not None and not self.kept.left[node]:
             self.layers[node] = layer
             self._cut_layer(node, layer)
-        elif kind in ("batchnorm", "prelu") and module is not None and not self.kept.left(node):
+        elif kind in ("batchnorm", "prelu") and module is not None and not self.kept.left[node]:
             units = self.kept.sets[node][1]
             for name, tensor in module.state_dict(keep_vars=True).items():
                 if tensor.ndim and len(tensor) == len(units):
@@ -81,20 +83,15 @@ class Cut:
             self.shapes[node] = self.kept.count(node)
 
     def _cut_layer(self, node: Node, layer: Weighted) -> None:
-        into = self.kept.input_dimension(node, layer)
+        into = layer.dimension(self.trace.values[layer.source])
         units = self.kept.sets[node][self.kept.masks.channels(node)]
         there, reads = self.kept.sets[layer.source][into], self.kept.reads[node]
         is_dense = self.trace.kind(node) == "linear" and node.op == "call_module" and self.selects
-        if (
-            is_dense
-            and reads.any()
-            and int((there & reads).sum()) <= (1 - _SELECT) * int(there.sum())
-        ):
+        inputs = there
+        few = int((there & reads).sum()) <= (1 - _SELECT) * int(there.sum())
+        if is_dense and reads.any() and few:
             self.selected[node] = torch.nonzero(reads[there]).flatten()
             inputs = there & reads
-        else:
-            inputs = there
-        weight = layer.tensors[0]
         shift = self._constants(node, layer, into, ~inputs)
         if layer.groups > 1:
             stay = there.reshape(layer.groups, -1).any(1)
@@ -108,7 +105,7 @@ class Cut:
         owner = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(owner, nn.Linear):
             owner.in_features, owner.out_features = int(inputs.sum()), int(units.sum())
-        elif owner is not None and weight.ndim > 2:
+        elif owner is not None and layer.tensors[0].ndim > 2:
             sizes = {"in_channels": int(there.sum()), "out_channels": int(units.sum())}
             for name, size in (sizes | {"groups": int(stay.sum())}).items():
                 setattr(owner, name, size)
@@ -196,42 +193,57 @@ class Cut:
 
     def first_misfit(self, example_input: Any) -> Node | None:
         """The first node that fails, or whose value has another shape than was planned."""
-        inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
-        patches, given = dict(self.patches()), iter(inputs)
-        values: dict[Node, Any] = {}
+        patches = dict(self.patches())
+        own = Trace(self.model, self.trace.graph)
+        tried: Node | None = None
+
+        def call(node: Node, values: dict[Node, Any]) -> Any:
+            nonlocal tried
+            tried = node
+            if node in self.selected:
+                source = node.all_input_nodes[0]
+                chosen = self.selected[node].to(values[source].device)
+                values = values | {source: values[source].index_select(-1, chosen)}
+            args = (node.args[0], *patches[node]) if node in patches else None
+            return own.call(node, values, args)
+
         was_training = self.model.training
         self.model.eval()
-        own = type(self.trace)(self.model, self.trace.graph)
-        with torch.no_grad():
-            for node in self.trace.graph.nodes:
-                if node.op == "placeholder":
-                    values[node] = next(given, node.args[0] if node.args else None)
-                elif node.op == "get_attr":
-                    path, _, key = str(node.target).rpartition(".")
-                    values[node] = getattr(self.model.get_submodule(path), key)
-                elif node.op != "output":
-                    try:
-                        values[node] = self._rerun(own, node, values, patches)
-                    except (RuntimeError, ValueError, IndexError, TypeError):
+        try:
+            with torch.no_grad():
+                for node, value in own.evaluated(example_input, call):
+                    is_new = node.op.startswith("call_") and isinstance(value, Tensor)
+                    if is_new and list(value.shape) != self.kept.count(node):
                         return node
-                    if isinstance(values[node], Tensor) and not self.kept.fits(node, values[node]):
-                        return node
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return tried
         self.model.train(was_training)
         return None
 
-    def _rerun(self, own: Any, node: Node, values: dict[Node, Any], patches: Any) -> Any:
-        if node in patches:
-            function = (
-                node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
-            )
-            assert isinstance(node.args[0], Node)
-            return function(values[node.args[0]], *map_arg(patches[node], values.__getitem__))  # type: ignore[operator]
-        if node in self.selected:
-            source = node.args[0]
-            assert isinstance(source, Node)
-            chosen = values[source].index_select(-1, self.selected[node].to(values[source].device))
-            values = values | {source: chosen}
-        return own.call(node, values)
+    def macs(self, node: Node, layer: Weighted) -> tuple[int, int]:
+        """Multiplications of a layer for one example, before and after."""
+        value = self.trace.values[node]
+        batch = max(len(value), 1) if value.ndim > 1 else 1
+        before, after = layer.tensors[0], self.model.get_parameter(layer.names[0])
+        return (
+            value.numel() // batch * before[:1].numel(),
+            math.prod(self.kept.count(node)) // batch * after[:1].numel(),
+        )
+
+
+def fitting_cut(
+    model: nn.Module, found: Analysis, example_input: Any, *, selects: bool, traced: bool = True
+) -> Cut:
+    """The smallest cut whose shapes fit; without `traced`, one that keeps the model's code."""
+    whole: frozenset[Node] = frozenset()
+    while True:
+        cut = Cut(model, found, Kept(found, whole), selects=selects)
+        odd = cut.first_misfit(example_input)
+        if odd is None and not traced and isinstance(cut.result(), fx.GraphModule):
+            odd = next(iter([*dict(cut.patches()), *cut.selected]))
+        if odd is None:
+            return cut
+        whole |= {odd}
 
 
 def sliced(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
