@@ -13,7 +13,7 @@ are few bytes, and networks do not survive their loss.
 
 import fnmatch
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -179,8 +179,9 @@ class Plan:
         self.codebooks: list[Codebook] = []
         self._few: dict[str, int] = {}  # tensors that are tied losslessly, and to which codebook
         self._layouts: dict[str, tuple[int, int]] = {}  # those of them that have scales
-        self._network: dict[str, int] = {}  # by element type: the codebook of the network
-        self._threshold = -1.0  # of the network
+        # By element type the codebook of the network, and its threshold.
+        self._network: dict[str, int | None] = {}
+        self._threshold = -1.0
 
     @classmethod
     def of(cls, settings: Settings, tensors: Sequence[FoundTensor]) -> "Plan":
@@ -205,8 +206,15 @@ class Plan:
         if reason:
             return kept, Change(name, f"kept exactly: {reason}")
         if self.settings.scope == "network":
-            return self._tie_to_network(name, dtype, values)
-        return self._tie_alone(name, dtype, values)
+            number, limit = self._network.get(dtype.tag), self._threshold
+        else:
+            counts = Counts(dtype)
+            counts.add(values)
+            limit = self._limit([counts])
+            number = self._fitted(counts, limit)
+        if number is None:
+            return _only_pruned(name, dtype, values, limit)
+        return _tied(name, dtype, values, limit, self.codebooks[number], number)
 
     # -- lossless ---------------------------------------------------------------------------
 
@@ -260,33 +268,24 @@ class Plan:
         counts: dict[str, Counts] = {}
         for tensor in each("counting", tensors):
             counts.setdefault(tensor.dtype.tag, Counts(tensor.dtype)).add(tensor.read())
-        if self.settings.density is not None and counts:
-            points, masses = (
-                np.concatenate(c) for c in zip(*(c.line() for c in counts.values()), strict=True)
-            )
-            self._threshold = threshold(points, masses, self.settings.density)
-        for tag, found in counts.items():
-            book = fitted(found, self._threshold, self.settings.num_clusters)
-            if book is not None:
-                self.codebooks.append(book)
-                self._network[tag] = len(self.codebooks) - 1
+        self._threshold = self._limit(counts.values())
+        self._network = {tag: self._fitted(c, self._threshold) for tag, c in counts.items()}
 
-    def _tie_to_network(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
-        if dtype.tag not in self._network:
-            return _only_pruned(name, dtype, values, self._threshold)
-        number = self._network[dtype.tag]
-        return _tied(name, dtype, values, self._threshold, self.codebooks[number], number)
+    def _limit(self, counts: Collection["Counts"]) -> float:
+        """The magnitude up to which values go to zero; below 0 if none do."""
+        if self.settings.density is None or not counts:
+            return -1.0
+        lines = zip(*(own.line() for own in counts), strict=True)
+        points, masses = (np.concatenate(line) for line in lines)
+        return threshold(points, masses, self.settings.density)
 
-    def _tie_alone(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
-        counts = Counts(dtype)
-        counts.add(values)
-        density = self.settings.density
-        limit = -1.0 if density is None else threshold(*counts.line(), density)
+    def _fitted(self, counts: "Counts", limit: float) -> int | None:
+        """Add a codebook for these values; its number, None if they are pruned alone."""
         book = fitted(counts, limit, self.settings.num_clusters)
         if book is None:
-            return _only_pruned(name, dtype, values, limit)
+            return None
         self.codebooks.append(book)
-        return _tied(name, dtype, values, limit, book, len(self.codebooks) - 1)
+        return len(self.codebooks) - 1
 
 
 def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:

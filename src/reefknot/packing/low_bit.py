@@ -12,7 +12,7 @@ bit for bit.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def _found(values: np.ndarray, dtype: DType, run: int, count: int) -> LowBit | N
     if np.isnan(scales).any():
         return None
     found = _integers(groups, scales, dtype)
-    return found and LowBit(found.integers.reshape(values.shape), found.scales)
+    return found and replace(found, integers=found.integers.reshape(values.shape))
 
 
 def _entropy(symbols: np.ndarray) -> float:

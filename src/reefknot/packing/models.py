@@ -23,7 +23,7 @@ from reefknot.files import check_place, write_atomically
 from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
 from reefknot.packing.changes import Change, Loss
-from reefknot.packing.clustering import Plan, Settings, check_patterns, found_of
+from reefknot.packing.clustering import Settings, check_patterns, found_of
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import change_of_outputs
@@ -153,11 +153,11 @@ def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort
     if limit is None or limit < ALMOST_ALL * writer.total:
         return None
     file = io.BytesIO()
-    changes, size = writer.write(file, Plan.of(Settings(), writer.own))
+    changes, size = writer.write_exactly(file)
     if size > limit:
         return None
     write_atomically(path, file.getvalue())
-    return Packed(tuple(changes), writer.total, size, writer.elements)
+    return writer.packed(changes, size)
 
 
 def load_checkpoint(model: nn.Module, path: Path | str) -> None:
@@ -277,12 +277,11 @@ class _Search:
         found = found_of(tensors, like=before)
         writer = Writer(found, self._effort)
         file = io.BytesIO()
-        plain, size = writer.write(file, Plan.of(Settings(), writer.own))
+        plain, size = writer.write_exactly(file)
         told = [changes.get(c.name) or _adjusted(c, before, tensors) for c in plain]
         with doing("measuring the outputs"):
             outputs = change_of_outputs(self._reference, model, self._held_back)
-        packed = Packed(tuple(told), writer.total, size, writer.elements, outputs=outputs)
-        return file.getvalue(), packed
+        return file.getvalue(), writer.packed(told, size, outputs)
 
 
 def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Change:

@@ -14,8 +14,9 @@ of an embedding by how often they are read. One that is multiplied only by zeros
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -69,9 +70,6 @@ class Packer:
     for_inference: bool = False
     random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
-    _suspends: bool | None = None  # whether batches may be inside the model at the same time
-    _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
-    _reads: dict[str, np.ndarray] | None = None  # of the rows of look-up tables
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
     _seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -91,9 +89,8 @@ class Packer:
             self._pack_others(packed, multiplied, price, changes)
             for site in each("quantizing", sites, before=self._seconds["quantizing"]):
                 if site.norm is not None:
-                    if (wanted := self._norm_statistics().get(site.name)) is not None:
-                        found = Statistics.of(_given(network.inputs(site, self.positions)))
-                        renew(site.norm, wanted, found)
+                    if (wanted := self._norm_statistics.get(site.name)) is not None:
+                        renew(site.norm, wanted, self._statistics_of(site, network))
                 elif self._is_packed(site.name):
                     moments = self._moments(site, network, original)
                     weight = self.model.get_parameter(site.name)
@@ -117,7 +114,7 @@ class Packer:
                 continue
             change = self._pack_alone(name, weight, price)
             transposed = isinstance(_owner(packed, name), _ConvTransposeNd)  # seen, but not watched
-            if weight.dim() > 1 and not transposed and name not in self._tables():
+            if weight.dim() > 1 and not transposed and name not in self._reads:
                 change = replace(change, done=change.done + UNSEEN)
             changes[name] = change
 
@@ -136,18 +133,18 @@ class Packer:
         with self._network(model) as network:
             for site in each("in", network.sites, before=self._seconds["in"]):
                 if site.norm is None and self._is_packed(site.name):
-                    self._measure_site(
-                        model, site, self._moments(site, network), price, sensitivity, found
-                    )
+                    moments = self._moments(site, network)
+                    if moments.second.any():
+                        tensors, error = self._packed_alone_at(site, model, moments, price)
+                        worth = sensitivity.of(tensors) / max(error, 1e-12)
+                        found[site.key] = worth, site.rows_of(tensors[site.name]).numel()
         for name, weight in model.named_parameters():
             if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
                 changed = weight.detach().clone()
                 error = self._pack_alone(name, changed, price).relative_error ** 2
-                if (reads := self._tables().get(name)) is not None:
+                if (reads := self._reads.get(name)) is not None:
                     error = weighted_error(weight, changed, weights_as_read(reads))
-                if (
-                    lost := sensitivity.of({name: changed})
-                ) > 0:  # else nothing is known of its worth
+                if (lost := sensitivity.of({name: changed})) > 0:  # else it is not known
                     found[name, 0] = lost / max(error, 1e-12), weight.numel()
         known = {key: pair for key, pair in found.items() if math.isfinite(pair[0])}
         least = LEAST_WORTH * max((worth for worth, _ in known.values()), default=0.0)
@@ -158,42 +155,42 @@ class Packer:
         mean = math.exp(logs / sum(n for _, n in known.values()))
         self._worths = {key: worth / mean for key, (worth, _) in known.items()}
 
-    def _measure_site(
-        self,
-        model: nn.Module,
-        site: Site,
-        moments: Moments,
-        price: float,
-        sensitivity: Sensitivity,
-        found: dict[tuple[str, int], tuple[float, int]],
-    ) -> None:
-        if not moments.second.any():
-            return
+    def _packed_alone_at(
+        self, site: Site, model: nn.Module, moments: Moments, price: float
+    ) -> tuple[dict[str, Tensor], float]:
+        """The tensors of a site if nothing else is packed, and the error of its products."""
         changed = model.get_parameter(site.name).detach().clone()
         rows = site.rows_of(changed)
         aims = rows.flatten(1).unflatten(0, (site.groups, -1))
         matrix = self._quantized(site, aims, moments, price)
         tensors = {site.name: changed} | self._corrected(model, site, aims, matrix, moments)
         rows.copy_(matrix.values.view_as(rows))
-        worth = sensitivity.of(tensors) / max(matrix.error, 1e-12)
-        found[site.key] = worth, rows.numel()
+        return tensors, matrix.error
 
     def _network(self, model: nn.Module) -> Network:
-        if self._suspends is None:
-            with doing("trying the model on its inputs"):
-                self._suspends = can_suspend(_ready(self.model), self.batches)
-        return Network(model, self.batches, suspends=self._suspends)
+        return Network(model, self.batches, suspends=self._can_suspend)
 
+    @cached_property
+    def _can_suspend(self) -> bool:
+        """Whether batches may be inside the model at the same time."""
+        with doing("trying the model on its inputs"):
+            return can_suspend(_ready(self.model), self.batches)
+
+    @cached_property
     def _norm_statistics(self) -> dict[str, Statistics]:
         """Of the inputs of the original network's norm layers."""
-        if self._statistics is None:
-            with self._network(_ready(self.model)) as network:
-                self._statistics = {
-                    site.name: Statistics.of(_given(network.inputs(site, self.positions)))
-                    for site in network.sites
-                    if site.norm is not None
-                }
-        return self._statistics
+        with self._network(_ready(self.model)) as network:
+            norms = [site for site in network.sites if site.norm is not None]
+            return {site.name: self._statistics_of(site, network) for site in norms}
+
+    def _statistics_of(self, site: Site, network: Network) -> Statistics:
+        inputs = network.inputs(site, self.positions)
+        return Statistics.of(batch for batch in inputs if batch is not None)
+
+    @cached_property
+    def _reads(self) -> dict[str, np.ndarray]:
+        """How often the inputs read each row of each look-up table."""
+        return reads_of(_ready(self.model), self.batches)
 
     def _is_packed(self, name: str) -> bool:
         weight = self.model.get_parameter(name)
@@ -279,7 +276,7 @@ class Packer:
         # The relative error of the whole tensor counts as that of the products of a layer.
         worth = self._worths.get((name, 0), 1.0)
         step = math.sqrt(price * values.size / (BIT_WORTH * worth))
-        weights = row_weights(self._tables().get(name, np.zeros(1)))
+        weights = row_weights(self._reads.get(name, np.zeros(1)))
         if self.random or not have_own_steps(weights):  # what random inputs read says nothing
             step = min(max(step, FINEST), COARSEST)
             book, indices, _ = quantize(values, dtype, histogram, step)
@@ -292,19 +289,9 @@ class Packer:
         )
         return replace(change, bits=entropy(counts))
 
-    def _tables(self) -> dict[str, np.ndarray]:
-        """How often the inputs read each row of each look-up table."""
-        if self._reads is None:
-            self._reads = reads_of(_ready(self.model), self.batches)
-        return self._reads
-
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name.rpartition(".")[0])
-
-
-def _given(inputs: Iterable[Tensor | None]) -> Iterator[Tensor]:
-    return (batch for batch in inputs if batch is not None)
 
 
 def _ready(model: nn.Module) -> nn.Module:

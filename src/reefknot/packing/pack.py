@@ -125,7 +125,7 @@ def pack_tensors(
             changes, file_bytes = writer.write(file, Plan.of(settings, writer.own))
         else:
             changes, file_bytes = within_budget(writer, file, settings, budget)
-    return Packed(tuple(changes), writer.total, file_bytes, writer.elements)
+    return writer.packed(changes, file_bytes)
 
 
 def within_budget(
@@ -240,6 +240,16 @@ class Writer:
             file_bytes = file.write(encode(state, self._effort))
             return changes, file_bytes
         return changes, self._stream(file, plan, changes)
+
+    def write_exactly(self, file: BinaryIO) -> tuple[list[Change], int]:
+        """Write all tensors as they are, those with few values with a codebook."""
+        return self.write(file, Plan.of(Settings(), self.own))
+
+    def packed(
+        self, changes: Sequence[Change], file_bytes: int, outputs: "OutputChange | None" = None
+    ) -> Packed:
+        """What was done, in all."""
+        return Packed(tuple(changes), self.total, file_bytes, self.elements, outputs=outputs)
 
     def _stream(self, file: BinaryIO, plan: Ties, changes: list[Change]) -> int:
         writer, announced = IndexedWriter(file, self._effort), 0

@@ -8,8 +8,8 @@ Each batch has a thread of its own, which waits before the product with a weight
 runs at a time. So a weight that is changed while the threads wait is used as it is from then on,
 and nothing is computed twice, whatever the model is made of. But all batches are inside the model
 at the same time, which not every model allows: it may hold a lock, or keep something of a batch in
-itself. `can_suspend` tries it. Where it fails, where the batches would take too much memory, and for
-a weight that is used repeatedly, such as that of a recurrent layer, the model is run from its
+itself. `can_suspend` tries it. Where it fails, where the batches would take too much memory, and
+for a weight that is used repeatedly, such as that of a recurrent layer, the model is run from its
 beginning instead, up to that weight.
 """
 

@@ -69,16 +69,16 @@ class Cut:
             return
         if not node.op.startswith("call_"):
             return
-        kind, module = self.trace.kind(node), self.trace.module(node)
+        kind = self.trace.kind(node)
         layer = weighted(self.trace, node)
         if layer is not None and not self.kept.left[node]:
             self.layers[node] = layer
             self._cut_layer(node, layer)
-        elif kind in ("batchnorm", "prelu") and module is not None and not self.kept.left[node]:
-            units = self.kept.sets[node][1]
-            for name, tensor in module.state_dict(keep_vars=True).items():
+        elif kind in ("batchnorm", "prelu") and not self.kept.left[node]:
+            for name, tensor in self.trace.tensors(node).items():
+                units = self.kept.sets[node][1]
                 if tensor.ndim and len(tensor) == len(units):
-                    self._slice(f"{node.target}.{name}", units)
+                    self._slice(name, units)
         elif kind in ("view", "reshape"):
             self.shapes[node] = self.kept.count(node)
 

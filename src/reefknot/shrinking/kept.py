@@ -235,7 +235,7 @@ class Kept:
         return found.most_common(1)[0][0] if found else ""
 
     def _align(self, source: Node, node: Node, label: str) -> None:
-        """The same indices on both sides, where the source is not broadcast."""
+        """Pair the dimensions of an input and the value; those that are broadcast stay whole."""
         ours, theirs = self.sets[source], self.sets[node]
         shift = len(theirs) - len(ours)
         for dimension, one in enumerate(ours):
@@ -273,7 +273,7 @@ class Kept:
             self._keep_all(node, dimension, reason)
 
     def _pair(self, one: Node, dimension: int, other: Node, to: int, label: str = "") -> None:
-        """The same indices stay on both sides; a label is the reason for the first."""
+        """What stays on one side stays on the other; a label is the reason for the first."""
         self._copy(one, dimension, other, to, "")
         self._copy(other, to, one, dimension, label)
 

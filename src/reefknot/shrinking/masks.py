@@ -95,8 +95,7 @@ class Masks:
         """How often each tensor of the model is used, by its identity."""
         found: dict[int, int] = {}
         for node in self.trace.graph.nodes:
-            module = self.trace.module(node)
-            used = [] if module is None else list(module.state_dict(keep_vars=True).values())
+            used = list(self.trace.tensors(node).values())
             if node.op == "get_attr":
                 used = [self.trace.values[node]] * len(node.users)
             for tensor in used:

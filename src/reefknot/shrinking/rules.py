@@ -112,13 +112,10 @@ def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Cla
     trace = masks.trace
     kind, inputs = trace.kind(node), masks.tracked(node)
     if is_barrier(masks, node):
-        module = trace.module(node)
-        tensors = leaves(trace.values[node])
-        if not all(map(is_tracked, tensors)) or any_of(needed):
+        if not all(map(is_tracked, leaves(trace.values[node]))) or any_of(needed):
             yield from ((n, all_of(trace.values[n], True)) for n in inputs)
-            if module is not None:
-                for name, tensor in module.state_dict(keep_vars=True).items():
-                    yield f"{node.target}.{name}", torch.ones_like(tensor, dtype=torch.bool)
+            for name, tensor in trace.tensors(node).items():
+                yield name, torch.ones_like(tensor, dtype=torch.bool)
         return
     if not any_of(needed):
         return

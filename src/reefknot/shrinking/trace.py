@@ -56,6 +56,12 @@ class Trace:
         """The module that a node calls, if it calls one."""
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
+    def tensors(self, node: Node) -> dict[str, Tensor]:
+        """The parameters and buffers of the module that a node calls, by full name."""
+        module = self.module(node)
+        own = {} if module is None else module.state_dict(keep_vars=True)
+        return {f"{node.target}.{key}": tensor for key, tensor in own.items()}
+
     def kind(self, node: Node) -> str:
         """The name of a node's operation, the same for module, function and method."""
         if node.op in ("placeholder", "output", "get_attr"):
