@@ -21,7 +21,7 @@ import numpy as np
 
 from reefknot.dtypes import DType
 from reefknot.errors import ConfigError
-from reefknot.packing.changes import Change
+from reefknot.packing.changes import Change, change_of
 from reefknot.packing.clustering import Settings, Tensor
 from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy, quantize
 from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
@@ -181,10 +181,11 @@ class BudgetPlan:
             return KeptTensor(name, dtype, values), Change(name, f"kept exactly: {reason}")
         curve = self._curves[name]
         step = self._step(curve, self.level)
-        book, indices, loss = quantize(values, dtype, curve.histogram, step)
+        book, indices = quantize(values, dtype, curve.histogram, step)
         self.codebooks.append(book)
         tensor = TiedTensor(name, len(self.codebooks) - 1, indices)
-        change = loss.change(name, f"tied to {len(book):,} values")
+        done = f"tied to {len(book):,} values"
+        change = change_of(name, done, values, book.values[indices], dtype)
         return tensor, replace(change, bits=entropy(occurrences(indices, len(book))))
 
 

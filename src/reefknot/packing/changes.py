@@ -76,41 +76,24 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
 
 
-class Loss:
-    """The error of a tensor, in units that no square leaves the range of."""
-
-    def __init__(self, values: np.ndarray, dtype: DType) -> None:
-        self._unit = unit_of(values, dtype)
-        self._lost = self._norm = self._largest = 0.0
-
-    @classmethod
-    def between(cls, before: np.ndarray, after: np.ndarray, dtype: DType) -> "Loss":
-        """That of all elements of a tensor."""
-        loss = cls(before, dtype)
-        pairs = zip(parts_of(before, dtype), parts_of(after, dtype), strict=True)
-        for (_, old), (_, new) in pairs:
-            loss.add(old, new)
-        return loss
-
-    def add(self, before: np.ndarray, after: np.ndarray) -> None:
-        """Add some elements."""
-        before = before / self._unit
-        away = np.abs(after / self._unit - before)
+def change_of(name: str, done: str, before: np.ndarray, after: np.ndarray, dtype: DType) -> Change:
+    """What was done to a tensor, and the error, by its elements before and after."""
+    unit, lost, norm, largest = unit_of(before, dtype), 0.0, 0.0, 0.0
+    for (_, old), (_, new) in zip(parts_of(before, dtype), parts_of(after, dtype), strict=True):
+        old = old / unit
+        away = np.abs(new / unit - old)
         # Not by BLAS, whose order of summation depends on the number of threads.
-        self._lost += float(np.square(away).sum())
-        self._norm += float(np.square(before).sum())
-        self._largest = max(self._largest, float(away.max()))
-
-    def change(self, name: str, done: str) -> Change:
-        """The change of all elements that were added."""
-        most = float(np.finfo(np.float64).max)
-        return Change(
-            name,
-            done,
-            relative_error=(self._lost / self._norm) ** 0.5 if self._norm else 0.0,
-            largest_error=min(self._largest * self._unit, most),
-            norm=min(self._norm**0.5 * self._unit, most),
-        )
+        lost += float(np.square(away).sum())
+        norm += float(np.square(old).sum())
+        largest = max(largest, float(away.max()))
+    most = float(np.finfo(np.float64).max)
+    return Change(
+        name,
+        done,
+        relative_error=(lost / norm) ** 0.5 if norm else 0.0,
+        largest_error=min(largest * unit, most),
+        norm=min(norm**0.5 * unit, most),
+    )
 
 
 def parts_of(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:

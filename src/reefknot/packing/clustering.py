@@ -27,8 +27,8 @@ from reefknot.packing.changes import (
     CHUNK,
     NOT_FINITE,
     Change,
-    Loss,
     as_bits,
+    change_of,
     distinct_bits,
     energy_lost,
     is_finite,
@@ -411,15 +411,14 @@ def _tied(
         order = order[~book.zeros[order]]
     indices = np.empty(values.size, np.uint8 if len(book) <= 256 else np.uint16)
     zero = int(np.argmax(book.zeros)) if book.zeros.any() else -1
-    error = Loss(values, dtype)
     for at, part in parts_of(values, dtype):
         chosen = order[nearest(part, centers[order])]
         if zero >= 0:
             chosen[(np.abs(part) <= limit) | (part == 0)] = zero
         indices[at : at + CHUNK] = chosen
-        error.add(part, centers[chosen])
     tensor = TiedTensor(name, number, indices.reshape(values.shape))
-    return tensor, error.change(name, f"tied to {len(book):,} values")
+    done = f"tied to {len(book):,} values"
+    return tensor, change_of(name, done, values, book.values[indices], dtype)
 
 
 def _only_pruned(
@@ -428,12 +427,10 @@ def _only_pruned(
     if limit < 0:
         return KeptTensor(name, dtype, values), Change(name, "kept exactly")
     data = np.array(values, order="C")
-    flat, error = data.reshape(-1), Loss(values, dtype)
+    flat = data.reshape(-1)
     for at, part in parts_of(values, dtype):
-        gone = np.abs(part) <= limit
-        flat[at : at + CHUNK][gone] = np.zeros((), dtype.storage)
-        error.add(part, np.where(gone, 0.0, part))
-    return KeptTensor(name, dtype, data), error.change(name, "pruned")
+        flat[at : at + CHUNK][np.abs(part) <= limit] = 0
+    return KeptTensor(name, dtype, data), change_of(name, "pruned", values, data, dtype)
 
 
 def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:

@@ -22,7 +22,7 @@ from reefknot.errors import ConfigError, ReefknotError
 from reefknot.files import check_place, write_atomically
 from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
-from reefknot.packing.changes import Change, Loss
+from reefknot.packing.changes import Change, change_of
 from reefknot.packing.clustering import Settings, check_patterns, found_of
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
@@ -32,6 +32,7 @@ from reefknot.packing.suspended import no_autocast
 from reefknot.progress import doing
 from reefknot.tensorfile import open_tensors, reader_of
 from reefknot.tensors import dtype_for, to_array, to_tensor
+from reefknot.tying.selection import unwrapped
 
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
@@ -82,7 +83,7 @@ def pack(
     if inputs is not None and example_input is not None:
         raise ConfigError("give inputs or an example_input, not both")
     if isinstance(model, nn.Module):
-        model = _unwrapped(model)
+        model = unwrapped(model)
         if given and isinstance(model, torch.jit.ScriptModule):
             raise ConfigError("a scripted module cannot be packed with inputs; give the original")
         if budget is not None and given:
@@ -288,20 +289,8 @@ def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, 
     old, new = before[change.name], after[change.name]
     if torch.equal(old, new):
         return change
-    loss = Loss(to_array(old), dtype_for(old.dtype))
-    loss.add(old.double().numpy().ravel(), new.double().numpy().ravel())
-    return loss.change(change.name, "made to fit the packed weights")
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside what torch.compile and data-parallel training put around it."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    arrays = to_array(old), to_array(new)
+    return change_of(change.name, "made to fit the packed weights", *arrays, dtype_for(old.dtype))
 
 
 def _batches(model: nn.Module, inputs: Any, example: Any, settings: Settings) -> list[Any]:

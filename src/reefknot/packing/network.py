@@ -29,7 +29,7 @@ from reefknot.batchnorm import Statistics, make_canonical, renew
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Site
-from reefknot.packing.changes import UNSEEN, Change, Loss
+from reefknot.packing.changes import UNSEEN, Change, change_of
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
 from reefknot.packing.lookups import (
@@ -221,16 +221,15 @@ class Packer:
         place = site.rows_of(weight)
         rows = place.flatten(1)
         parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
-        loss = Loss(rows.contiguous().numpy(), DTYPES["F32"])
         aims = compensating(parts, moments.second, moments.cross, moments.damping())
         matrix = self._quantized(site, aims, moments, price)
         for name, bias in self._corrected(model, site, parts, matrix, moments).items():
             model.get_parameter(name).copy_(bias)
-        before = rows.double().numpy().ravel().copy()
+        done = f"tied to {int((matrix.counts > 0).sum()):,} values"
+        stored = matrix.values.numpy()
+        change = change_of(site.name, done, rows.numpy(), stored, DTYPES["F32"])
         kind = self.model.get_parameter(site.name).dtype
         place.copy_(matrix.values.view_as(place).to(kind).float())
-        loss.add(before, matrix.values.double().numpy().ravel())
-        change = loss.change(site.name, f"tied to {int((matrix.counts > 0).sum()):,} values")
         return replace(change, bits=entropy(matrix.counts))
 
     def _quantized(self, site: Site, aims: Tensor, moments: Moments, price: float) -> _Quantized:
@@ -279,14 +278,13 @@ class Packer:
         weights = row_weights(self._reads.get(name, np.zeros(1)))
         if self.random or not have_own_steps(weights):  # what random inputs read says nothing
             step = min(max(step, FINEST), COARSEST)
-            book, indices, _ = quantize(values, dtype, histogram, step)
+            book, indices = quantize(values, dtype, histogram, step)
             stored, counts = book.values[indices], np.bincount(indices.ravel())
         else:
             stored, counts = quantize_rows(values, dtype, weights, step)
         weight.copy_(to_tensor(stored, dtype))
-        change = Loss.between(values, stored, dtype).change(
-            name, f"tied to {np.count_nonzero(counts):,} values"
-        )
+        done = f"tied to {np.count_nonzero(counts):,} values"
+        change = change_of(name, done, values, stored, dtype)
         return replace(change, bits=entropy(counts))
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reefknot.dtypes import DType, is_zero, significant
-from reefknot.packing.changes import CHUNK, Loss, as_bits, parts_of, to_numbers, unit_of
+from reefknot.packing.changes import CHUNK, as_bits, parts_of, unit_of
 from reefknot.scales import rounded
 from reefknot.state import Codebook, occurrences
 
@@ -145,9 +145,8 @@ def _limits(chosen: np.ndarray, counts: np.ndarray, step: float) -> tuple[np.nda
 
 def quantize(
     values: np.ndarray, dtype: DType, histogram: Histogram, step: float
-) -> tuple[Codebook, np.ndarray, Loss]:
+) -> tuple[Codebook, np.ndarray]:
     """A tensor as a codebook and indices, for a step in units of its root mean square."""
-    loss = Loss(values, dtype)
     rms = histogram.rms or 1.0
     quantizer = Quantizer.of(histogram, step)
     multiples = np.empty(values.size, np.int32)
@@ -165,10 +164,7 @@ def quantize(
     table = np.zeros(len(counts), np.uint16)
     table[used] = place
     indices = table[multiples] if len(book) > 256 else table.astype(np.uint8)[multiples]
-    stored = to_numbers(book.values, dtype)
-    for at, part in parts_of(values, dtype):
-        loss.add(part, stored[indices[at : at + CHUNK]])
-    return book, indices.reshape(values.shape), loss
+    return book, indices.reshape(values.shape)
 
 
 def entropy(counts: np.ndarray) -> float:

@@ -17,7 +17,7 @@ from torch.fx.node import Node, map_arg
 
 from reefknot.shrinking.graph import Analysis
 from reefknot.shrinking.kept import Kept
-from reefknot.shrinking.masks import Weighted, weighted
+from reefknot.shrinking.masks import Weighted, along, weighted
 from reefknot.shrinking.trace import Trace
 
 # If a dense layer does not read at least this fraction of its inputs, a `Select` in front of it
@@ -46,14 +46,11 @@ class Select(nn.Module):
 class Cut:
     """One attempt: a copy of the model with sliced tensors, and with corrected shapes of views."""
 
-    def __init__(
-        self, model: nn.Module, found: Analysis, kept: Kept, *, selects: bool = True
-    ) -> None:
-        self.found, self.kept, self.trace = found, kept, found.trace
+    def __init__(self, model: nn.Module, kept: Kept, *, selects: bool = True) -> None:
+        self.kept, self.trace = kept, kept.trace
         self.selects = selects  # whether inputs may be selected in front of a dense layer
         self.slices: dict[str, list[Tensor]] = {}  # by tensor: what is left along each dimension
         self.model = copy.deepcopy(model)
-        self.layers: dict[Node, Weighted] = {}
         self.selected: dict[Node, Tensor] = {}  # of a dense layer: which remaining inputs it reads
         self.folded: dict[Node, int] = {}
         self.shapes: dict[Node, list[int]] = {}  # new shapes of views
@@ -72,7 +69,6 @@ class Cut:
         kind = self.trace.kind(node)
         layer = weighted(self.trace, node)
         if layer is not None and not self.kept.left[node]:
-            self.layers[node] = layer
             self._cut_layer(node, layer)
         elif kind in ("batchnorm", "prelu") and not self.kept.left[node]:
             for name, tensor in self.trace.tensors(node).items():
@@ -112,12 +108,9 @@ class Cut:
 
     def _constants(self, node: Node, layer: Weighted, into: int, gone: Tensor) -> Tensor:
         """What the removed inputs, which were constants, contributed to each unit."""
-        source = layer.source
-        value = self.trace.values[source]
-        constant = ~self.found.masks.over(source, into)
-        shape = [1] * value.ndim
-        shape[into] = -1
-        folded = (gone & constant).reshape(shape)
+        value = self.trace.values[layer.source]
+        constant = ~self.kept.masks.over(layer.source, into)
+        folded = along(gone & constant, value, into)
         own = [layer.tensors[0], *(torch.zeros_like(bias) for bias in layer.tensors[1:])]
         added = layer.run(torch.where(folded, value, torch.zeros_like(value)), *own)
         self.folded[node] = int((gone & self.kept.folds[node]).sum())
@@ -237,7 +230,7 @@ def fitting_cut(
     """The smallest cut whose shapes fit; without `traced`, one that keeps the model's code."""
     whole: frozenset[Node] = frozenset()
     while True:
-        cut = Cut(model, found, Kept(found, whole), selects=selects)
+        cut = Cut(model, Kept(found, whole), selects=selects)
         odd = cut.first_misfit(example_input)
         if odd is None and not traced and isinstance(cut.result(), fx.GraphModule):
             odd = next(iter([*dict(cut.patches()), *cut.selected]))

@@ -99,10 +99,10 @@ class Kept:
         if node.op == "get_attr" and self.masks.is_shared([str(node.target)]):
             self._keep_whole(node, f"{node.target} is used more than once")
         elif node.op == "placeholder":
-            self._keep_whole(node, "")  # the network's inputs stay
+            self._keep_whole(node)  # the network's inputs stay
         elif node.op == "output":
             for source in node.all_input_nodes:
-                self._keep_whole(source, "")
+                self._keep_whole(source)
         elif reason := self.left[node]:
             for touched in (node, *node.all_input_nodes):
                 self._keep_whole(touched, reason)
@@ -111,19 +111,17 @@ class Kept:
 
     def _reason_to_leave(self, node: Node) -> str:
         name, kind = self.trace.name(node), self.trace.kind(node)
-        if not node.op.startswith("call_") or not any(
-            isinstance(leaf, Tensor) for leaf in leaves(self.trace.values[node])
-        ):
+        has_tensor = any(isinstance(leaf, Tensor) for leaf in leaves(self.trace.values[node]))
+        if not node.op.startswith("call_") or not has_tensor:
             return ""
         if node in self.whole:
             return f"{name} does not work on a part of its inputs"
         if is_barrier(self.masks, node) or kind not in _FOLLOWED:
             return f"{name} needs all of its inputs"
         layer = self._layers[node]
-        if layer is not None and self.masks.is_shared(layer.names):
-            return f"{name} is used more than once"
         own = [f"{node.target}.weight"] if kind in ("batchnorm", "prelu") else []
-        return f"{name} is used more than once" if self.masks.is_shared(own) else ""
+        shared = self.masks.is_shared(own if layer is None else layer.names)
+        return f"{name} is used more than once" if shared else ""
 
     def _read(self, node: Node, layer: Weighted) -> None:
         """Find the inputs that a layer must read: those that are not constants for its bias."""
@@ -135,17 +133,17 @@ class Kept:
             return
         needed = over_all_but(mine[source], dimension)
         value = self.trace.values[source].movedim(dimension, 0).flatten(1)
-        constant = ~over_all_but(self.masks.varies[source], dimension)
+        constant = ~self.masks.over(source, dimension)
         zero = constant & (value == 0).all(1)
         same = constant & (value == value[:, :1]).all(1)
         obstacle = self._obstacle(node, layer)
         self.folds[node] = needed & same & ~zero & torch.tensor(not obstacle)
         self.reads[node] = needed & ~zero & ~self.folds[node]
+        reason = "it is not the same constant everywhere"
+        if obstacle:
+            reason = f"{self.trace.name(node)} {obstacle}"
         for at in indices_of(self.reads[node]):
-            reason = f"{self.trace.name(node)} {obstacle}" if constant[at] else ""
-            if constant[at] and not obstacle:
-                reason = "it is not the same constant everywhere"
-            self._keep(source, dimension, [at], reason)
+            self._keep(source, dimension, [at], reason if constant[at] else "")
 
     def _obstacle(self, node: Node, layer: Weighted) -> str:
         """Why a layer cannot add a constant input to its bias."""
@@ -268,7 +266,7 @@ class Kept:
     def _keep_all(self, node: Node, dimension: int, reason: str = "") -> None:
         self._keep(node, dimension, list(range(len(self.sets[node][dimension]))), reason)
 
-    def _keep_whole(self, node: Node, reason: str) -> None:
+    def _keep_whole(self, node: Node, reason: str = "") -> None:
         for dimension in range(len(self.sets.get(node, ()))):
             self._keep_all(node, dimension, reason)
 
@@ -295,8 +293,7 @@ class Kept:
     def idle(self, node: Node, dimension: int) -> Iterator[tuple[str, int]]:
         """Idle units, which stay although they are constant or not needed: reasons and numbers."""
         used = over_all_but(self.found.needed[node] & self.masks.varies[node], dimension)
-        idle = self.sets[node][dimension] & ~used
-        reasons = (self.why[node][dimension].get(at, "") for at in indices_of(idle))
-        yield from Counter(
-            reason or "it is a constant that is read" for reason in reasons
-        ).most_common()
+        idle = indices_of(self.sets[node][dimension] & ~used)
+        reasons = (self.why[node][dimension].get(at, "") for at in idle)
+        found = Counter(reason or "it is a constant that is read" for reason in reasons)
+        yield from found.most_common()
