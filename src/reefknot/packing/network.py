@@ -101,7 +101,7 @@ class Packer:
         if self.for_inference:
             for site in sites:
                 if site.norm is not None:
-                    make_canonical(site.norm, _bias_of(packed, site.after))
+                    make_canonical(site.norm, _bias_of(packed, site.after)[1])
         self._pack_others(packed, set(), price, changes)
         return packed, changes
 
@@ -113,7 +113,8 @@ class Packer:
             if name in changes or name in but or not self._is_packed(name):
                 continue
             change = self._pack_alone(name, weight, price)
-            transposed = isinstance(_owner(packed, name), _ConvTransposeNd)  # seen, but not watched
+            owner = packed.get_submodule(name.rpartition(".")[0])
+            transposed = isinstance(owner, _ConvTransposeNd)  # seen, but not watched
             if weight.dim() > 1 and not transposed and name not in self._reads:
                 change = replace(change, done=change.done + UNSEEN)
             changes[name] = change
@@ -257,11 +258,10 @@ class Packer:
         self, model: nn.Module, site: Site, parts: Tensor, matrix: _Quantized, moments: Moments
     ) -> dict[str, Tensor]:
         """The bias of a site, if it has one, so that the mean of the outputs is as it was."""
-        found = _bias_of(model, site.name)
+        name, found = _bias_of(model, site.name)
         weight = model.get_parameter(site.name)
         if found is None or len(found) != (site.rows if site.transposed else len(weight)):
             return {}
-        name = _bias_name(site.name)
         bias = found.detach().clone()
         wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
         got = torch.bmm(matrix.values, moments.first[:, :, None]).flatten()
@@ -288,10 +288,6 @@ class Packer:
         return replace(change, bits=entropy(counts))
 
 
-def _owner(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0])
-
-
 def _ready(model: nn.Module) -> nn.Module:
     """The model in float32 and evaluation mode: a copy, unless it is so already."""
     if model.training or any(p.dtype != torch.float32 for p in model.parameters()):
@@ -299,16 +295,13 @@ def _ready(model: nn.Module) -> nn.Module:
     return model
 
 
-def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
+def _bias_of(model: nn.Module, weight: str) -> tuple[str, nn.Parameter | None]:
     """The bias that belongs to a weight: of the same module, under the name that torch gives it."""
-    name = _bias_name(weight)
-    bias = getattr(_owner(model, name), name.rpartition(".")[2], None)
-    return bias if weight and isinstance(bias, nn.Parameter) and bias.dim() == 1 else None
-
-
-def _bias_name(weight: str) -> str:
     owner, dot, name = weight.rpartition(".")
-    return owner + dot + name.replace("weight", "bias")
+    name = name.replace("weight", "bias")
+    bias = getattr(model.get_submodule(owner), name, None)
+    fits = weight and isinstance(bias, nn.Parameter) and bias.dim() == 1
+    return owner + dot + name, bias if fits else None
 
 
 def _joined(one: Change | None, other: Change) -> Change:
