@@ -67,7 +67,7 @@ def main():
             with tempfile.TemporaryDirectory() as folder, with_own_steps(own_steps):
                 path = Path(folder) / "packed.reef"
                 packer = Packer(model, inputs, Settings(min_size=MIN_SIZE))
-                packer.weigh(price)
+                packer.measure_sensitivity(price)
                 size = reefknot.save(reefknot.cluster(packer.at(price)[0].state_dict()), path)
                 packed = loaded(model, path)
             here, there = (

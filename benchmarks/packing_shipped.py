@@ -31,7 +31,7 @@ from reefknot.packing.feedback import decompose
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import DAMPING, POSITIONS, Packer
 from reefknot.packing.outputs import change_of_outputs
-from reefknot.packing.walking import Network
+from reefknot.packing.suspended import Network
 
 CLUSTERS = (16, 64, 256)
 BITS = (1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
@@ -111,7 +111,7 @@ def column_steps(model, inputs):
     over the geometric mean of D. The scales of the columns would take bytes of their own, which are not counted.
     """
     gained = weights = 0.0
-    with Network(model, inputs, walks=True) as network:
+    with Network(model, inputs, suspends=True) as network:
         for site in network.sites:
             if site.norm is not None:
                 continue
@@ -177,7 +177,7 @@ def measure(name, model, tests, inputs, without, table, path):
 
         def at(price, kind=kind, packer=packer):
             if not table.has(name, way := f"{kind}, price {price:.3g}"):
-                packer.weigh(price)
+                packer.measure_sensitivity(price)
                 result = packer.at(price)[0].state_dict()
                 size = reefknot.save(reefknot.cluster(result), path)
                 add(way, size, loaded(model, path))

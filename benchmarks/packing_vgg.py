@@ -52,7 +52,7 @@ def row(model, part, images, draw, price, folder):
     start = time.time()
     batches = random_batches(model, (images,)) if draw is None else list(images.split(64))
     packer = Packer(model, batches, Settings(), for_inference=True, random=draw is None)
-    packer.weigh(price)
+    packer.measure_sensitivity(price)
     packed, _ = packer.at(price)
     path = folder / f"vgg-16-{draw}-{price:g}.reef"
     file_bytes = reefknot.save(reefknot.cluster(packed.state_dict()), path)

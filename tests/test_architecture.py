@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shrinking": {"errors", "progress"},
     "packing": {
         *(*DATA, "batchnorm", "files", "format", "kernels", "progress", "tensorfile", "tensors"),
+        "tying",
     },
     # Other languages: a module and a state, as a list of layers.
     "export": {

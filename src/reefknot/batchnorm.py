@@ -1,13 +1,14 @@
-"""BatchNorm after its network was tied: new statistics, and the form with the fewest bytes.
+"""BatchNorm of a tied or packed network: new statistics, and the form with the fewest bytes.
 
-Takes     a model, and batches of its inputs, without labels; or one layer.
-Gives     the model with running means and variances of these inputs; or the layer's tensors as two
-          numbers a channel, for inference, which the former undoes.
-Unaware   of tying.
+Takes     a model, and batches of its inputs, without labels; or one layer and its inputs.
+Gives     the model with running means and variances of these inputs; the layer with statistics
+          adjusted to its new inputs; or its tensors as two numbers a channel, for inference, which
+          the first undoes.
+Unaware   of how weights were changed.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.optim.swa_utils import update_bn
 from reefknot.dtypes import significant
 
 SIGNIFICANT_BITS = 8  # of scales and shifts in the form for inference
+FLOOR = 1e-3  # of the mean variance over channels; added to both sides of a ratio of variances
 
 
 def update_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -103,3 +105,49 @@ def inference_form(norm: _BatchNorm, bias: Tensor | None = None) -> dict[str, Te
 
 def _rounded(values: Tensor) -> Tensor:
     return torch.from_numpy(significant(values.cpu().numpy(), SIGNIFICANT_BITS)).to(values)
+
+
+class Statistics(NamedTuple):
+    """Mean and variance of each channel."""
+
+    mean: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, batches: Iterable[Tensor]) -> "Statistics":
+        """The statistics of inputs (n, channels, ...), every element with the same weight."""
+        first = second = torch.zeros((), dtype=torch.double)
+        count = 0
+        for batch in batches:
+            rows = batch.transpose(0, 1).flatten(1).double()
+            first, second = first + rows.sum(1), second + rows.square().sum(1)
+            count += rows.shape[1]
+        mean = first / max(count, 1)
+        return cls(mean, (second / max(count, 1) - mean.square()).clamp(min=0))
+
+
+@torch.no_grad()
+def renew(norm: _BatchNorm, original: Statistics, packed: Statistics) -> None:
+    """Adjust a layer's statistics by how packing has changed those of the calibration inputs.
+
+    The running statistics come from more inputs than the calibration set has, so they are adjusted,
+    not replaced.
+    """
+    if norm.running_mean is None or norm.running_var is None:
+        return
+    floor = FLOOR * original.variance.mean() + norm.eps  # a single input has no variance
+    ratio = (packed.variance + floor) / (original.variance + floor)
+    norm.running_mean += (packed.mean - original.mean).to(norm.running_mean)
+    norm.running_var *= ratio.to(norm.running_var)
+
+
+@torch.no_grad()
+def make_canonical(norm: _BatchNorm, bias: nn.Parameter | None) -> None:
+    """Fold a layer's statistics into its scale and shift, rounded to few significant bits.
+
+    `bias` is added to its inputs just before; it becomes 0. `update_batchnorm` undoes it.
+    """
+    for name, values in inference_form(norm, bias).items():
+        getattr(norm, name).copy_(values)
+        if bias is not None:
+            bias.zero_()

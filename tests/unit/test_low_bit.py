@@ -9,7 +9,7 @@ from reefknot import cluster
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
 from reefknot.format import decode, encode
-from reefknot.packing.clustering import Plan, Settings
+from reefknot.packing.clustering import Plan, Settings, found_of
 from reefknot.packing.low_bit import find, layouts
 from reefknot.scales import Scales, rounded
 from reefknot.state import Codebook, TiedState, TiedTensor
@@ -220,9 +220,8 @@ def test_what_is_found_gives_the_same_bits(shape, largest, tag, kind, seed, data
 
 
 def lossless(**tensors):
-    rows = [(name, F32, lambda values=values: values) for name, values in tensors.items()]
-    plan = Plan.of(Settings(), rows)
-    done = [plan.tie(name, dtype, read()) for name, dtype, read in rows]
+    plan = Plan.of(Settings(), found_of(tensors))
+    done = [plan.tie(name, F32, values) for name, values in tensors.items()]
     state = TiedState(tuple(plan.codebooks), tuple(tensor for tensor, _ in done))
     return state, [change.done for _, change in done]
 

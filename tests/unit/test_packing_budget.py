@@ -14,10 +14,11 @@ import reefknot
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ConfigError
 from reefknot.packing.budget import Budget, BudgetPlan, share_of
-from reefknot.packing.changes import from_numbers, network_error, to_numbers
-from reefknot.packing.clustering import Settings
+from reefknot.packing.changes import change_of, network_error, to_numbers
+from reefknot.packing.clustering import Settings, found_of
 from reefknot.packing.pack import pack
 from reefknot.packing.quantizer import Histogram, Quantizer, quantize
+from reefknot.scales import rounded
 
 RNG = np.random.default_rng(0)
 GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
@@ -40,8 +41,8 @@ def test_a_gaussian_is_as_near_to_its_limit_as_theory_says(step):
     # Entropy-coded uniform quantization is at most 1.53 dB (0.254 bits) from rate-distortion.
     histogram = Histogram.of(GAUSS, F32)
     expected = Quantizer.of(histogram, step)
-    _book, indices, loss = quantize(GAUSS, F32, histogram, step)
-    error = loss.change("w", "").relative_error
+    book, indices = quantize(GAUSS, F32, histogram, step)
+    error = change_of("w", "", GAUSS, book.values[indices], F32).relative_error
     counts = np.bincount(indices.ravel())
     share = counts[counts > 0] / counts.sum()
     bits = float(-(share * np.log2(share)).sum())
@@ -52,7 +53,7 @@ def test_a_gaussian_is_as_near_to_its_limit_as_theory_says(step):
 
 
 def test_values_are_the_means_of_their_bins_and_zero_is_zero():
-    book, indices, _ = quantize(GAUSS, F32, Histogram.of(GAUSS, F32), 1.0)
+    book, indices = quantize(GAUSS, F32, Histogram.of(GAUSS, F32), 1.0)
     for k, value in enumerate(book.values.tolist()):
         mean = float(GAUSS[indices == k].astype(np.float64).mean())
         assert value == (0.0 if value == 0 else pytest.approx(mean, rel=0.02))
@@ -145,10 +146,10 @@ def test_large_tensors_and_tables_may_be_coarser():
 def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(numbers, tag, step):
     dtype = DTYPES[tag]
     limit = {"F16": 6e4}.get(tag, 1e30)
-    stored = from_numbers(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
+    stored = rounded(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
     values = to_numbers(stored, dtype)
     histogram = Histogram.of(stored, dtype)
-    book, indices, _ = quantize(stored, dtype, histogram, step)
+    book, indices = quantize(stored, dtype, histogram, step)
     back = to_numbers(book.values, dtype)[indices]
     assert np.all(back[values == 0] == 0)
     assert np.isfinite(back).all()
@@ -184,10 +185,10 @@ def test_the_file_is_the_same_for_any_number_of_threads(tmp_path, checkpoint, bu
 
 
 def test_errors_of_tensors_follow_their_shares():
-    rows = [("w", F32, GAUSS), ("v", F32, GAUSS[:100, :125].copy())]
-    plan = BudgetPlan.of(Settings(), rows)
+    found = found_of({"w": GAUSS, "v": GAUSS[:100, :125].copy()})
+    plan = BudgetPlan.of(Settings(), found)
     plan.at_level(plan.level_for_error(0.1))
-    changes = [plan.tie(*row)[1] for row in rows]
+    changes = [plan.tie(tensor.name, F32, tensor.read())[1] for tensor in found]
     assert network_error(changes) == pytest.approx(0.1, rel=0.03)
     ratio = (changes[0].relative_error / changes[1].relative_error) ** 2
     assert ratio == pytest.approx(16**0.75, rel=0.1)
@@ -200,7 +201,7 @@ def test_values_far_beyond_the_others_keep_their_size(step):
     histogram = Histogram.of(values, F32)
     assert 2.1 < histogram.rms < 2.3  # so that all three are beyond 64 rms
     expected = Quantizer.of(histogram, step)
-    book, indices, loss = quantize(values, F32, histogram, step)
+    book, indices = quantize(values, F32, histogram, step)
     assert book.values[indices[0, :3]] == pytest.approx([150, 300, -200], rel=0.01)
-    error = loss.change("w", "").relative_error
+    error = change_of("w", "", values, book.values[indices], F32).relative_error
     assert error**2 == pytest.approx(expected.error, rel=0.02)

@@ -8,16 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import reefknot
+from reefknot.batchnorm import Statistics, make_canonical, renew
 from reefknot.errors import ConfigError, UserCodeError
 from reefknot.packing.calibration import Moments, patches, sampled
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating
-from reefknot.packing.harm import Harm
-from reefknot.packing.inputs import natural
+from reefknot.packing.inputs import pink_noise
 from reefknot.packing.network import Packer
-from reefknot.packing.norms import Statistics, make_canonical, renew
-from reefknot.packing.outputs import change_of_outputs
-from reefknot.packing.walking import Network
+from reefknot.packing.outputs import Sensitivity, change_of_outputs
+from reefknot.packing.suspended import Network
 
 
 def seeded(seed=0):
@@ -68,7 +67,7 @@ def images_net():
         nn.Conv2d(16, 32, 3, groups=2, stride=2), nn.ReLU(), nn.BatchNorm2d(32),
         nn.Flatten(), nn.Linear(32 * 9, 10),
     )  # fmt: skip
-    batches = [natural((16, 3, 8, 8), seeded(n)) for n in range(6)]
+    batches = [pink_noise((16, 3, 8, 8), seeded(n)) for n in range(6)]
     for batch in batches:
         model(batch)  # so that statistics are not those of a new layer
     return model.eval(), batches
@@ -76,7 +75,7 @@ def images_net():
 
 def test_every_product_with_a_weight_is_a_site_in_order():
     model, batches = reader()
-    names = [site.name for site in Network(model, batches, walks=False).sites]
+    names = [site.name for site in Network(model, batches, suspends=False).sites]
     assert names[:2] == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
     assert names[-5:] == [
         "attention.self_attn.in_proj_weight",
@@ -90,7 +89,7 @@ def test_every_product_with_a_weight_is_a_site_in_order():
 
 def test_a_norm_knows_whether_it_gets_products_as_they_are():
     model, batches = images_net()
-    sites = Network(model, batches, walks=False).sites
+    sites = Network(model, batches, suspends=False).sites
     found = {site.name: site.after for site in sites if site.norm}
     assert found == {"1": "0.weight", "5": ""}
 
@@ -98,7 +97,7 @@ def test_a_norm_knows_whether_it_gets_products_as_they_are():
 @pytest.mark.parametrize("make", [images_net, reader])
 def test_inputs_of_a_site_are_those_of_its_module(make):
     model, batches = make()
-    network, heard = Network(model, batches, walks=False), []
+    network, heard = Network(model, batches, suspends=False), []
     sites = network.sites
     last = sites[-1]
     module = model.get_submodule(last.name.rpartition(".")[0])
@@ -199,12 +198,12 @@ def test_a_network_for_inference_gets_statistics_to_train_with_and_computes_the_
 # -- what an error does to the outputs -----------------------------------------------------------
 
 
-def test_harm_is_the_change_of_the_outputs_and_leaves_the_model_as_it_was():
+def test_sensitivity_is_the_change_of_the_outputs_and_leaves_the_model_as_it_was():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30, bias=False)).eval()
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(400, 50, generator=seeded())
-    measure = Harm(model, [(part,) for part in x.split(100)])
+    measure = Sensitivity(model, [(part,) for part in x.split(100)])
     # All outputs are 3/4 of what they were: they lose a sixteenth of their square.
     assert measure.of({"1.weight": 0.75 * model[1].weight}) == pytest.approx(1 / 16, rel=1e-5)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -214,7 +213,7 @@ def test_what_batchnorm_undoes_does_no_harm():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, eps=1e-12), nn.Linear(6, 3)).eval()
     before = copy.deepcopy(model.state_dict())
-    measure = Harm(model, [torch.randn(64, 8, generator=seeded())])
+    measure = Sensitivity(model, [torch.randn(64, 8, generator=seeded())])
     assert measure.of({"0.weight": 3 * model[0].weight, "0.bias": model[0].bias + 1}) < 1e-10
     assert measure.of({"2.weight": 0 * model[2].weight}) > 0.1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -228,7 +227,7 @@ def test_a_layer_that_the_outputs_hardly_depend_on_gets_fewer_bits():
     batches = [(torch.randn(100, 64, generator=seeded(n)),) for n in range(4)]
     packer = Packer(model, batches, Settings())
     _, plain = packer.at(1e-6)
-    packer.weigh(1e-6)
+    packer.measure_sensitivity(1e-6)
     _, changes = packer.at(1e-6)
     assert abs(plain["1.inner.weight"].bits - plain["2.weight"].bits) < 1
     assert changes["1.inner.weight"].bits < changes["2.weight"].bits - 3
@@ -239,7 +238,7 @@ def test_a_weight_that_the_outputs_do_not_depend_on_is_packed_too():
     model = nn.Sequential(nn.Linear(64, 64), Beside(0.0), nn.Linear(64, 64)).eval()
     batches = [(torch.randn(100, 64, generator=seeded(n)),) for n in range(4)]
     packer = Packer(model, batches, Settings())
-    packer.weigh(1e-6)
+    packer.measure_sensitivity(1e-6)
     _, changes = packer.at(1e-6)
     assert changes["1.inner.weight"].bits < 0.1
     assert changes["2.weight"].bits > 2
@@ -267,7 +266,7 @@ def test_an_embedding_is_weighed_by_what_its_rows_do():
 
     batches = [(torch.randint(40, (64,), generator=seeded(n)),) for n in range(4)]
     packer = Packer(Sum().eval(), batches, Settings(min_size=256))
-    packer.weigh(1e-6)
+    packer.measure_sensitivity(1e-6)
     _, changes = packer.at(1e-6)
     assert changes["quiet.weight"].bits < changes["loud.weight"].bits - 5
 
@@ -442,7 +441,7 @@ class Steps(nn.Module):
 def test_weights_of_a_recurrent_cell_meet_the_states_of_all_steps():
     torch.manual_seed(0)
     model, batch = Steps().eval(), torch.randn(64, 6, 16, generator=seeded())
-    network = Network(model, [(batch,)], walks=False)
+    network = Network(model, [(batch,)], suspends=False)
     sites = network.sites
     site = next(site for site in sites if site.name == "cell.weight_hh")
     (inputs,) = network.inputs(site, 10_000)

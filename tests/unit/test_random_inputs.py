@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from reefknot.packing.inputs import natural, random_batches
+from reefknot.packing.inputs import pink_noise, random_batches
 
 
 def test_random_inputs_have_a_natural_spectrum_and_ids_of_the_vocabulary():
-    x = natural((64, 3, 32, 32), torch.Generator().manual_seed(0))
+    x = pink_noise((64, 3, 32, 32), torch.Generator().manual_seed(0))
     assert x.shape == (64, 3, 32, 32)
     assert float(x.mean()) == pytest.approx(0, abs=1e-3)
     assert float(x.var()) == pytest.approx(1, abs=1e-3)

@@ -21,10 +21,11 @@ import numpy as np
 
 from reefknot.dtypes import DType
 from reefknot.errors import ConfigError
-from reefknot.packing.changes import Change
+from reefknot.packing.changes import Change, change_of
 from reefknot.packing.clustering import Settings, Tensor
 from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy, quantize
 from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
+from reefknot.tensorfile import FoundTensor
 
 LARGER_IS_COARSER = 0.75
 # Factors on squared error: of embeddings, of position embeddings, of output layers.
@@ -82,14 +83,14 @@ class Curve:
         """Measure a tensor."""
         histogram = Histogram.of(values, dtype)
         found = [Quantizer.of(histogram, step) for step in STEPS]
-        bits = np.minimum.accumulate([q.bits + _book_bits(q) / values.size for q in found])
+        books = [8 * BOOK_BYTES * len(q.multiples) / values.size for q in found]
+        bits = np.minimum.accumulate([q.bits + book for q, book in zip(found, books, strict=True)])
         errors = np.maximum.accumulate([q.error for q in found])
         return cls(histogram, bits, errors, share_of(name, values.shape))
 
     def step_for(self, error: float) -> float:
         """The step that brings this squared relative error."""
-        logs = np.log2(np.maximum(self.errors, 1e-12))
-        at = np.interp(math.log2(max(error, 1e-12)), logs, np.log2(STEPS))
+        at = np.interp(math.log2(max(error, 1e-12)), self._log_errors, np.log2(STEPS))
         return float(2.0**at) if error < self.errors[-1] else COARSEST
 
     def bits_at(self, step: float) -> float:
@@ -98,12 +99,11 @@ class Curve:
 
     def error_at(self, step: float) -> float:
         """The squared relative error."""
-        logs = np.log2(np.maximum(self.errors, 1e-12))
-        return float(2.0 ** np.interp(math.log2(step), np.log2(STEPS), logs))
+        return float(2.0 ** np.interp(math.log2(step), np.log2(STEPS), self._log_errors))
 
-
-def _book_bits(quantizer: Quantizer) -> float:
-    return 8 * BOOK_BYTES * len(quantizer.multiples)
+    @property
+    def _log_errors(self) -> np.ndarray:
+        return np.log2(np.maximum(self.errors, 1e-12))
 
 
 def share_of(name: str, shape: tuple[int, ...]) -> float:
@@ -127,14 +127,13 @@ class BudgetPlan:
         self._curves: dict[str, Curve] = {}
 
     @classmethod
-    def of(
-        cls, settings: Settings, tensors: Iterable[tuple[str, DType, np.ndarray]]
-    ) -> "BudgetPlan":
+    def of(cls, settings: Settings, tensors: Iterable[FoundTensor]) -> "BudgetPlan":
         """Look at every tensor once."""
         plan = cls(settings)
-        for name, dtype, values in tensors:
-            if not settings.why_kept(name, dtype, values):
-                plan._curves[name] = Curve.of(name, values, dtype)
+        for tensor in tensors:
+            values = tensor.read()
+            if not settings.why_kept(tensor.name, tensor.dtype, values):
+                plan._curves[tensor.name] = Curve.of(tensor.name, values, tensor.dtype)
         return plan
 
     @property
@@ -160,8 +159,8 @@ class BudgetPlan:
 
     def estimate(self, level: float) -> float:
         """Bytes of the tied tensors, by order-0 entropy."""
-        each = (c.bits_at(self._step(c, level)) * c.histogram.size for c in self._curves.values())
-        return sum(each) / 8
+        curves = self._curves.values()
+        return sum(c.bits_at(self._step(c, level)) * c.histogram.size for c in curves) / 8
 
     def _step(self, curve: Curve, level: float) -> float:
         return curve.step_for(2.0**level * curve.share)
@@ -182,10 +181,11 @@ class BudgetPlan:
             return KeptTensor(name, dtype, values), Change(name, f"kept exactly: {reason}")
         curve = self._curves[name]
         step = self._step(curve, self.level)
-        book, indices, loss = quantize(values, dtype, curve.histogram, step)
+        book, indices = quantize(values, dtype, curve.histogram, step)
         self.codebooks.append(book)
         tensor = TiedTensor(name, len(self.codebooks) - 1, indices)
-        change = loss.change(name, f"tied to {len(book):,} values")
+        done = f"tied to {len(book):,} values"
+        change = change_of(name, done, values, book.values[indices], dtype)
         return tensor, replace(change, bits=entropy(occurrences(indices, len(book))))
 
 

@@ -39,11 +39,6 @@ def network_error(changes: Iterable[Change]) -> float:
     return math.hypot(*(c.relative_error * (c.norm / unit) for c in rows)) / norm if norm else 0.0
 
 
-def warnings_about(changes: Sequence[Change]) -> list[str]:
-    """Warnings about the result, a sentence each."""
-    return _energy_lost(changes) + not_finite(changes)
-
-
 def not_finite(changes: Sequence[Change]) -> list[str]:
     """A sentence about tensors that hold NaN or infinity, if there are any."""
     odd = [repr(change.name) for change in changes if change.done.endswith(NOT_FINITE)]
@@ -55,67 +50,50 @@ def unseen(changes: Sequence[Change]) -> list[str]:
     names = [repr(change.name) for change in changes if change.done.endswith(UNSEEN)]
     if not names:
         return []
-    named = ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
     return [
-        f"the inputs of {named} were not seen, so they are packed by their values alone: the model "
-        "does not use them for these inputs, uses them other than in products and look-ups, "
-        "changes them first (autocast, parametrizations), or computes in other threads"
+        f"the inputs of {_listed(names)} were not seen, so they are packed by their values alone: "
+        "the model does not use them for these inputs, uses them other than in products and "
+        "look-ups, changes them first (autocast, parametrizations), or computes in other threads"
     ]
 
 
-def _energy_lost(changes: Sequence[Change]) -> list[str]:
+def energy_lost(changes: Sequence[Change]) -> list[str]:
+    """A sentence about tensors that lose much of their energy, if there are any."""
     lost = [change for change in changes if change.relative_error**2 > MUCH_ENERGY]
+    if not lost:
+        return []
     lost.sort(key=lambda change: -change.relative_error)
-    found = []
-    if lost:
-        worst = [f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost[:8]]
-        named = ", ".join(worst + [f"and {len(lost) - 8} more"] * (len(lost) > 8))
-        found.append(
-            f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
-            f"sum of their squares: {named}; outputs may be far off: allow more bytes (more "
-            "clusters, a higher density), keep these, or train with tying"
-        )
-    return found
+    named = _listed([f"{c.name!r} ({100 * min(c.relative_error**2, 1):.0f} %)" for c in lost])
+    return [
+        f"{len(lost)} of {len(changes)} tensors lose more than a tenth of their energy, the "
+        f"sum of their squares: {named}; outputs may be far off: allow more bytes (more "
+        "clusters, a higher density), keep these, or train with tying"
+    ]
 
 
-class Loss:
-    """The error of a tensor; scaled by a power of two, so that no square over- or underflows."""
+def _listed(names: list[str]) -> str:
+    """The first eight of them."""
+    return ", ".join(names[:8] + [f"and {len(names) - 8} more"] * (len(names) > 8))
 
-    def __init__(self, values: np.ndarray, dtype: DType) -> None:
-        largest = max(
-            (float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0.0
-        )
-        self._unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
-        self._lost = self._norm = self._largest = 0.0
 
-    @classmethod
-    def between(cls, before: np.ndarray, after: np.ndarray, dtype: DType) -> "Loss":
-        """That of all elements of a tensor."""
-        loss = cls(before, dtype)
-        pairs = zip(parts_of(before, dtype), parts_of(after, dtype), strict=True)
-        for (_, old), (_, new) in pairs:
-            loss.add(old, new)
-        return loss
-
-    def add(self, before: np.ndarray, after: np.ndarray) -> None:
-        """Add some elements."""
-        before = before / self._unit
-        away = np.abs(after / self._unit - before)
+def change_of(name: str, done: str, before: np.ndarray, after: np.ndarray, dtype: DType) -> Change:
+    """What was done to a tensor, and the error, by its elements before and after."""
+    unit, lost, norm, largest = unit_of(before, dtype), 0.0, 0.0, 0.0
+    for (_, old), (_, new) in zip(parts_of(before, dtype), parts_of(after, dtype), strict=True):
+        old = old / unit
+        away = np.abs(new / unit - old)
         # Not by BLAS, whose order of summation depends on the number of threads.
-        self._lost += float(np.square(away).sum())
-        self._norm += float(np.square(before).sum())
-        self._largest = max(self._largest, float(away.max()))
-
-    def change(self, name: str, done: str) -> Change:
-        """The change of all elements that were added."""
-        most = float(np.finfo(np.float64).max)
-        return Change(
-            name,
-            done,
-            relative_error=(self._lost / self._norm) ** 0.5 if self._norm else 0.0,
-            largest_error=min(self._largest * self._unit, most),
-            norm=min(self._norm**0.5 * self._unit, most),
-        )
+        lost += float(np.square(away).sum())
+        norm += float(np.square(old).sum())
+        largest = max(largest, float(away.max()))
+    most = float(np.finfo(np.float64).max)
+    return Change(
+        name,
+        done,
+        relative_error=(lost / norm) ** 0.5 if norm else 0.0,
+        largest_error=min(largest * unit, most),
+        norm=min(norm**0.5 * unit, most),
+    )
 
 
 def parts_of(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:
@@ -138,9 +116,23 @@ def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
         return values.astype(np.float64)
 
 
-def from_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """The nearest elements of a type, which must be able to hold them."""
-    if dtype.tag == "BF16":
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return values.astype(dtype.storage)
+def as_bits(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements as unsigned integers, in one dimension."""
+    return np.ascontiguousarray(values).reshape(-1).view(f"<u{dtype.item_bytes}")
+
+
+def distinct_bits(values: np.ndarray, dtype: DType, most: int) -> np.ndarray | None:
+    """The raw bits of a tensor's distinct values, ascending; None if there are more than `most`."""
+    flat = as_bits(values, dtype)
+    seen = flat[:0]
+    for at in range(0, len(flat), CHUNK):
+        seen = np.union1d(seen, flat[at : at + CHUNK])
+        if len(seen) > most:
+            return None
+    return seen
+
+
+def unit_of(values: np.ndarray, dtype: DType) -> float:
+    """A power of two near the largest magnitude; no square of a multiple over- or underflows."""
+    largest = max((float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0.0)
+    return 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)

@@ -13,10 +13,8 @@ are few bytes, and networks do not survive their loss.
 
 import fnmatch
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -29,16 +27,19 @@ from reefknot.packing.changes import (
     CHUNK,
     NOT_FINITE,
     Change,
-    Loss,
-    from_numbers,
+    as_bits,
+    change_of,
+    distinct_bits,
+    energy_lost,
     is_finite,
+    not_finite,
     parts_of,
     to_numbers,
-    warnings_about,
 )
+from reefknot.packing.quantizer import codebook_of
 from reefknot.progress import doing, each
 from reefknot.state import MAX_CODEBOOK, Codebook, KeptTensor, TiedState, TiedTensor
-from reefknot.tensorfile import reader_of
+from reefknot.tensorfile import FoundTensor, reader_of
 
 Scope = Literal["tensor", "network"]
 Tensor = KeptTensor | TiedTensor
@@ -78,9 +79,13 @@ class Settings:
         """True if nothing may be changed."""
         return self.num_clusters is None and self.density is None
 
+    def asks_for(self, name: str) -> bool:
+        """Whether a tensor has to stay exact because of its name."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
+
     def why_kept(self, name: str, dtype: DType, values: np.ndarray) -> str:
         """Why a tensor stays exact, in words; empty if it need not."""
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep):
+        if self.asks_for(name):
             return "asked for"
         if not dtype.is_float:
             return "not floating point"
@@ -124,23 +129,31 @@ def cluster(
             "try reefknot.cluster(model.state_dict())"
         )
     check_patterns(keep, list(state_dict))
-    found: dict[str, tuple[DType, np.ndarray]] = {}
-    aliases: dict[str, str] = {}
-    owners: dict[Any, str] = {}
-    for name, value in state_dict.items():
-        identity, dtype, read = reader_of(name, value)
-        if identity in owners:
-            aliases[name] = owners[identity]
-            continue
-        owners[identity] = name
-        found[name] = (dtype, read())
-    settings = Settings(num_clusters, density, scope, tuple(keep), min_size)
-    plan = Plan.of(settings, [(n, d, partial(np.asarray, a)) for n, (d, a) in found.items()])
-    rows = each("tying", list(found), name=str, size=lambda name: found[name][1].nbytes)
-    done = [plan.tie(name, *found[name]) for name in rows]
-    for sentence in warnings_about([change for _, change in done]):
+    found = found_of(state_dict)
+    own = [tensor for tensor in found if not tensor.same_as]
+    plan = Plan.of(Settings(num_clusters, density, scope, tuple(keep), min_size), own)
+    rows = each("tying", own, size=lambda tensor: tensor.num_bytes)
+    done = [plan.tie(tensor.name, tensor.dtype, tensor.read()) for tensor in rows]
+    changes = [change for _, change in done]
+    for sentence in energy_lost(changes) + not_finite(changes):
         log.warning("reefknot: %s", sentence)
+    aliases = {tensor.name: tensor.same_as for tensor in found if tensor.same_as}
     return TiedState(tuple(plan.codebooks), tuple(tensor for tensor, _ in done), aliases)
+
+
+def found_of(
+    tensors: Mapping[str, Any], like: Mapping[str, Any] | None = None
+) -> list[FoundTensor]:
+    """Tensors of a state dict as if from a file; names that share storage in `like` share it."""
+    found: list[FoundTensor] = []
+    owners: dict[Any, str] = {}
+    for name, value in tensors.items():
+        identity = reader_of(name, (like or tensors)[name])[0]
+        _, dtype, read = reader_of(name, value)
+        owner = owners.setdefault(identity, name)
+        same = "" if owner == name else owner
+        found.append(FoundTensor(name, dtype, tuple(value.shape), read, same))
+    return found
 
 
 def check_patterns(patterns: Iterable[str], names: list[str]) -> None:
@@ -166,19 +179,20 @@ class Plan:
         self.codebooks: list[Codebook] = []
         self._few: dict[str, int] = {}  # tensors that are tied losslessly, and to which codebook
         self._layouts: dict[str, tuple[int, int]] = {}  # those of them that have scales
-        self._network: dict[str, int] = {}  # by element type: the codebook of the network
-        self._threshold = -1.0  # of the network
+        # By element type the codebook of the network, and its threshold.
+        self._network: dict[str, int | None] = {}
+        self._threshold = -1.0
 
     @classmethod
-    def of(
-        cls, settings: Settings, tensors: Sequence[tuple[str, DType, Callable[[], np.ndarray]]]
-    ) -> "Plan":
+    def of(cls, settings: Settings, tensors: Sequence[FoundTensor]) -> "Plan":
         """The first pass: look at every tensor once."""
         plan = cls(settings)
         if settings.lossless:
-            plan._find_few(each("looking at", tensors, name=itemgetter(0)))
+            plan._find_few(each("looking at", tensors))
         elif settings.scope == "network":
-            plan._fit_network([t for t in tensors if settings.why_kept(t[0], t[1], t[2]()) == ""])
+            plan._fit_network(
+                [t for t in tensors if not settings.why_kept(t.name, t.dtype, t.read())]
+            )
         return plan
 
     def tie(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
@@ -192,8 +206,15 @@ class Plan:
         if reason:
             return kept, Change(name, f"kept exactly: {reason}")
         if self.settings.scope == "network":
-            return self._tie_to_network(name, dtype, values)
-        return self._tie_alone(name, dtype, values)
+            number, limit = self._network.get(dtype.tag), self._threshold
+        else:
+            counts = Counts(dtype)
+            counts.add(values)
+            limit = self._limit([counts])
+            number = self._fitted(counts, limit)
+        if number is None:
+            return _only_pruned(name, dtype, values, limit)
+        return _tied(name, dtype, values, limit, self.codebooks[number], number)
 
     # -- lossless ---------------------------------------------------------------------------
 
@@ -209,21 +230,18 @@ class Plan:
         indices = _lookup(values, self.codebooks[number])
         return TiedTensor(name, number, indices, scales), Change(name, done)
 
-    def _find_few(self, tensors: Iterable[tuple[str, DType, Callable[[], np.ndarray]]]) -> None:
+    def _find_few(self, tensors: Iterable[FoundTensor]) -> None:
         shared: dict[str, list[tuple[set[int], list[str]]]] = {}
-        for name, dtype, read in tensors:
-            if (
-                any(fnmatch.fnmatchcase(name, pattern) for pattern in self.settings.keep)
-                or dtype.tag == "C64"
-            ):
+        for tensor in tensors:
+            name, dtype = tensor.name, tensor.dtype
+            if self.settings.asks_for(name) or dtype.tag == "C64":
                 continue
-            elements = read()
+            elements = tensor.read()
             bits = few_values(elements, dtype)
             if bits is None or len(bits) > BYTE:
                 low = low_bit.find(elements, dtype)
-                if low is not None and low.pays(
-                    elements, dtype, None if bits is None else len(bits)
-                ):
+                count = None if bits is None else len(bits)
+                if low is not None and low.pays(elements, dtype, count):
                     self._layouts[name] = low.layout
                     dtype = DTYPES["I8" if low.integers.dtype == np.int8 else "I16"]
                     bits = set(np.unique(low.integers).view(f"<u{dtype.item_bytes}").tolist())
@@ -231,67 +249,43 @@ class Plan:
                 continue
             for values, names in shared.setdefault(dtype.tag, []):
                 # Share a codebook with tensors whose values are mostly the same.
-                if (
-                    len(values | bits) <= max(len(values), len(bits)) + 1
-                    and len(values | bits) <= FEW_VALUES
-                ):
+                most = min(max(len(values), len(bits)) + 1, FEW_VALUES)
+                if len(values | bits) <= most:
                     values |= bits
                     names.append(name)
                     break
             else:
                 shared[dtype.tag].append((set(bits), [name]))
-        for tag, groups in shared.items():
+        for dtype, groups in ((DTYPES[tag], groups) for tag, groups in shared.items()):
             for values, names in groups:
-                array = np.array(sorted(values), f"<u{DTYPES[tag].item_bytes}").view(
-                    DTYPES[tag].storage
-                )
-                self.codebooks.append(Codebook(DTYPES[tag], array))
+                array = np.array(sorted(values), f"<u{dtype.item_bytes}").view(dtype.storage)
+                self.codebooks.append(Codebook(dtype, array))
                 self._few |= dict.fromkeys(names, len(self.codebooks) - 1)
 
     # -- k-means and pruning ----------------------------------------------------------------
 
-    def _fit_network(self, tensors: list[tuple[str, DType, Callable[[], np.ndarray]]]) -> None:
+    def _fit_network(self, tensors: Sequence[FoundTensor]) -> None:
         counts: dict[str, Counts] = {}
-        for _, dtype, read in each("counting", tensors, name=itemgetter(0)):
-            counts.setdefault(dtype.tag, Counts(dtype)).add(read())
-        if self.settings.density is not None and counts:
-            points, masses = (
-                np.concatenate(c) for c in zip(*(c.line() for c in counts.values()), strict=True)
-            )
-            self._threshold = threshold(points, masses, self.settings.density)
-        for tag, found in counts.items():
-            book = fitted(found, self._threshold, self.settings.num_clusters)
-            if book is not None:
-                self.codebooks.append(book)
-                self._network[tag] = len(self.codebooks) - 1
+        for tensor in each("counting", tensors):
+            counts.setdefault(tensor.dtype.tag, Counts(tensor.dtype)).add(tensor.read())
+        self._threshold = self._limit(counts.values())
+        self._network = {tag: self._fitted(c, self._threshold) for tag, c in counts.items()}
 
-    def _tie_to_network(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
-        if dtype.tag not in self._network:
-            return _only_pruned(name, dtype, values, self._threshold)
-        number = self._network[dtype.tag]
-        return _tied(name, dtype, values, self._threshold, self.codebooks[number], number)
+    def _limit(self, counts: Collection["Counts"]) -> float:
+        """The magnitude up to which values go to zero; below 0 if none do."""
+        if self.settings.density is None or not counts:
+            return -1.0
+        lines = zip(*(own.line() for own in counts), strict=True)
+        points, masses = (np.concatenate(line) for line in lines)
+        return threshold(points, masses, self.settings.density)
 
-    def _tie_alone(self, name: str, dtype: DType, values: np.ndarray) -> tuple[Tensor, Change]:
-        counts = Counts(dtype)
-        counts.add(values)
-        density = self.settings.density
-        limit = -1.0 if density is None else threshold(*counts.line(), density)
+    def _fitted(self, counts: "Counts", limit: float) -> int | None:
+        """Add a codebook for these values; its number, None if they are pruned alone."""
         book = fitted(counts, limit, self.settings.num_clusters)
         if book is None:
-            return _only_pruned(name, dtype, values, limit)
-        self.codebooks.append(book)
-        return _tied(name, dtype, values, limit, book, len(self.codebooks) - 1)
-
-
-def distinct_bits(values: np.ndarray, dtype: DType, most: int) -> np.ndarray | None:
-    """The raw bits of a tensor's distinct values, ascending; None if there are more than `most`."""
-    flat = np.ascontiguousarray(values).reshape(-1).view(f"<u{dtype.item_bytes}")
-    seen = np.zeros(0, flat.dtype)
-    for at in range(0, len(flat), CHUNK):
-        seen = np.union1d(seen, flat[at : at + CHUNK])
-        if len(seen) > most:
             return None
-    return seen
+        self.codebooks.append(book)
+        return len(self.codebooks) - 1
 
 
 def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:
@@ -302,11 +296,7 @@ def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:
     back = seen.view(dtype.storage)
     if np.any(seen[is_zero(back, dtype)] != 0):  # -0.0 cannot be tied exactly
         return None
-    if (
-        dtype.is_float
-        and dtype.tag in _CAN_BE_TIED
-        and not np.isfinite(to_numbers(back, dtype)).all()
-    ):
+    if dtype.tag in _CAN_BE_TIED and not is_finite(back, dtype):
         return None
     return set(seen.tolist())
 
@@ -329,7 +319,7 @@ class Counts:
 
     def add(self, values: np.ndarray) -> None:
         """Count the elements of a tensor."""
-        flat = np.ascontiguousarray(values).reshape(-1).view(self._bits.dtype)
+        flat = as_bits(values, self.dtype)
         for at in range(0, len(flat), CHUNK):
             part = flat[at : at + CHUNK]
             found = part[(part << 1).astype(bool)]  # shifted, since zeros may have a sign
@@ -404,12 +394,7 @@ def fitted(counts: Counts, limit: float, num_clusters: int | None) -> Codebook |
             centers = np.delete(with_zero, np.abs(with_zero).argmin())  # zero takes its place
     if zeros:
         centers = np.append(centers, 0.0)
-    dtype = counts.dtype
-    stored = from_numbers(np.sort(centers), dtype)
-    bits = np.unique(stored.view(f"<u{dtype.item_bytes}"))
-    back = bits.view(dtype.storage)
-    bits[is_zero(back, dtype)] = 0
-    return Codebook(dtype, np.unique(bits).view(dtype.storage))
+    return codebook_of(centers, counts.dtype)[0]
 
 
 def _some_go_to_zero(values: np.ndarray, centers: np.ndarray) -> bool:
@@ -426,15 +411,14 @@ def _tied(
         order = order[~book.zeros[order]]
     indices = np.empty(values.size, np.uint8 if len(book) <= 256 else np.uint16)
     zero = int(np.argmax(book.zeros)) if book.zeros.any() else -1
-    error = Loss(values, dtype)
     for at, part in parts_of(values, dtype):
         chosen = order[nearest(part, centers[order])]
         if zero >= 0:
             chosen[(np.abs(part) <= limit) | (part == 0)] = zero
         indices[at : at + CHUNK] = chosen
-        error.add(part, centers[chosen])
     tensor = TiedTensor(name, number, indices.reshape(values.shape))
-    return tensor, error.change(name, f"tied to {len(book):,} values")
+    done = f"tied to {len(book):,} values"
+    return tensor, change_of(name, done, values, book.values[indices], dtype)
 
 
 def _only_pruned(
@@ -443,19 +427,16 @@ def _only_pruned(
     if limit < 0:
         return KeptTensor(name, dtype, values), Change(name, "kept exactly")
     data = np.array(values, order="C")
-    flat, error = data.reshape(-1), Loss(values, dtype)
+    flat = data.reshape(-1)
     for at, part in parts_of(values, dtype):
-        gone = np.abs(part) <= limit
-        flat[at : at + CHUNK][gone] = np.zeros((), dtype.storage)
-        error.add(part, np.where(gone, 0.0, part))
-    return KeptTensor(name, dtype, data), error.change(name, "pruned")
+        flat[at : at + CHUNK][np.abs(part) <= limit] = 0
+    return KeptTensor(name, dtype, data), change_of(name, "pruned", values, data, dtype)
 
 
 def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:
-    bits = np.ascontiguousarray(values).view(f"<u{book.dtype.item_bytes}")
-    known = book.values.view(bits.dtype)  # ascending, see Plan
-    kind = np.uint8 if len(known) <= 256 else np.uint16
-    flat, result = bits.reshape(-1), np.empty(bits.size, kind)
+    flat = as_bits(values, book.dtype)
+    known = book.values.view(flat.dtype)  # ascending, see Plan
+    result = np.empty(flat.size, np.uint8 if len(known) <= 256 else np.uint16)
     for at in range(0, len(flat), CHUNK):
         result[at : at + CHUNK] = np.searchsorted(known, flat[at : at + CHUNK])
     return result.reshape(values.shape)

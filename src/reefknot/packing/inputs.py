@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 INPUTS, BATCH = 512, 64  # at most
 ELEMENTS = 2**22  # of all inputs together, if eight of them are not more
@@ -23,8 +24,7 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
     kinds = (nn.Embedding, nn.EmbeddingBag)
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, kinds)]
     generator = torch.Generator().manual_seed(0)
-    values = list(example.values()) if isinstance(example, dict) else list(example)
-    given = [v for v in values if isinstance(v, Tensor) and v.dim() and v.numel()]
+    given = [v for v in tree_leaves(example) if isinstance(v, Tensor) and v.dim() and v.numel()]
     rows = [len(v) for v in given]
     each = sum(v.numel() for v in given) // max(rows, default=1)
     inputs = min(max(ELEMENTS // max(each, 1), 8), INPUTS)
@@ -39,19 +39,14 @@ def random_batches(model: nn.Module, example: Any) -> list[Any]:
             return copy.copy(value)
         shape = (size, *value.shape[1:]) if alike else tuple(value.shape)
         if value.is_floating_point():
-            return _scaled(natural(shape, generator), value)
+            return _scaled(pink_noise(shape, generator), value)
         if int(value.min()) == int(value.max()) or int(value.max()) <= 1:  # a mask, a type
             return value[:1].expand(shape).clone() if alike else value.clone()
         known = int(value.max()) + 1
         high = min((size for size in tables if size >= known), default=known)
         return torch.randint(high, shape, generator=generator).to(value.dtype)
 
-    def batch() -> Any:
-        if isinstance(example, dict):
-            return {key: like(value) for key, value in example.items()}
-        return tuple(like(value) for value in example)
-
-    return [batch() for _ in range(max(inputs // size, 1))]
+    return [tree_map(like, example) for _ in range(max(inputs // size, 1))]
 
 
 def _scaled(made: Tensor, example: Tensor) -> Tensor:
@@ -63,7 +58,7 @@ def _scaled(made: Tensor, example: Tensor) -> Tensor:
     return made.to(example.dtype)
 
 
-def natural(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def pink_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Noise of mean 0 and variance 1 whose amplitude falls as 1/f along all but two dimensions.
 
     The second dimension is that of channels, which are correlated; with two dimensions it is white

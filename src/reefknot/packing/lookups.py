@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reefknot.dtypes import DType, significant
-from reefknot.packing.changes import CHUNK, from_numbers, parts_of
+from reefknot.packing.changes import CHUNK, parts_of
 from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy
-from reefknot.packing.walking import call
+from reefknot.packing.suspended import call
+from reefknot.scales import rounded
 
 LEAST, MOST = 1 / 16, 16.0  # what an error in a row may count, relative to the mean of all rows
 SOME_ROWS = 4096  # that are compared at a time
@@ -85,7 +86,7 @@ def row_weights(reads: np.ndarray) -> np.ndarray:
 
 
 def weights_as_read(reads: np.ndarray) -> np.ndarray:
-    """The same for calibration inputs alone: a row that they do not read counts nothing."""
+    """What an error in each row counts for calibration inputs alone: nothing if they skip it."""
     found = reads / _mean(reads)
     most = np.argmax(found)
     found[most] = min(found[most], MOST)
@@ -165,11 +166,9 @@ def quantize_rows(
             found[at : at + CHUNK] = quantizer.assign(some / rms)
         multiples[rows] = found.reshape(part.shape) << (most - times)
     counts = np.bincount(multiples.ravel() - multiples.min())
-    return _elements(multiples, smallest, dtype), counts[counts > 0]
-
-
-def _elements(multiples: np.ndarray, step: float, dtype: DType) -> np.ndarray:
-    found = np.empty(multiples.size, dtype.storage)
-    for at in range(0, found.size, CHUNK):
-        found[at : at + CHUNK] = from_numbers(multiples.reshape(-1)[at : at + CHUNK] * step, dtype)
-    return found.reshape(multiples.shape)
+    elements = np.empty(multiples.size, dtype.storage)
+    for at in range(0, elements.size, CHUNK):
+        elements[at : at + CHUNK] = rounded(
+            multiples.reshape(-1)[at : at + CHUNK] * smallest, dtype
+        )
+    return elements.reshape(multiples.shape), counts[counts > 0]

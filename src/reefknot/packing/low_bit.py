@@ -12,16 +12,18 @@ bit for bit.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reefknot.dtypes import DType
-from reefknot.packing.changes import CHUNK, to_numbers
+from reefknot.packing.changes import CHUNK, as_bits, distinct_bits, to_numbers
+from reefknot.packing.quantizer import entropy
 from reefknot.scales import NEGATIVE_ZERO, SCALED, Scales, rounded
 
 LARGEST = 255  # of the integers: eight bits, around any zero point
 GROUPS = (256, 128, 64, 32, 16)  # elements of a row that share a scale
+MOST_DISTINCT = 2 * LARGEST + 2  # elements that one scale can give; zero has two signs
 MIN_GROUP = 16  # with fewer, scales take up what integers save
 SAMPLE_GROUPS, SAMPLE = 16, 512  # groups that are tried first, and elements of each
 _SIGNIFICANT = {"F32": 24, "F16": 11, "BF16": 8}  # bits of an element
@@ -51,7 +53,7 @@ class LowBit:
         That is a codebook of so many distinct values or, if they are not few, bytes as they are.
         The estimates are entropies, and favour version 1, which more programs can read.
         """
-        bits = np.ascontiguousarray(values).reshape(-1).view(f"<u{dtype.item_bytes}")
+        bits = as_bits(values, dtype)
         if distinct is None:
             sample = bits[:SAMPLE_BYTES].view(np.uint8).reshape(-1, dtype.item_bytes)
             plain = _byte_entropy(sample) * len(bits) / max(len(sample), 1)
@@ -97,13 +99,12 @@ def _found(values: np.ndarray, dtype: DType, run: int, count: int) -> LowBit | N
     if np.isnan(scales).any():
         return None
     found = _integers(groups, scales, dtype)
-    return found and LowBit(found.integers.reshape(values.shape), found.scales)
+    return found and replace(found, integers=found.integers.reshape(values.shape))
 
 
 def _entropy(symbols: np.ndarray) -> float:
     """Bytes of a message by the frequency of its symbols."""
-    counts = np.unique(symbols, return_counts=True)[1]
-    return float(np.sum(counts * np.log2(symbols.size / counts))) / 8
+    return entropy(np.unique(symbols, return_counts=True)[1]) * symbols.size / 8
 
 
 def _byte_entropy(rows: np.ndarray) -> float:
@@ -139,21 +140,15 @@ def _scales_of(groups: np.ndarray, dtype: DType) -> np.ndarray:
     at_a_time = max(CHUNK // max(size, 1), 1)
     for at in range(0, count, at_a_time):
         part = groups[:, at : at + at_a_time].swapaxes(0, 1).reshape(-1, size)
-        part = part if size <= CHUNK else _distinct(part)
+        if size > CHUNK:  # a single group
+            bits = distinct_bits(part, dtype, MOST_DISTINCT)
+            if bits is None:
+                return np.full(count, np.nan, np.float32)
+            part = bits.view(dtype.storage)[None]
         scales[at : at + at_a_time] = _solve(np.abs(to_numbers(part, dtype)), dtype)
         if np.isnan(scales[at : at + at_a_time]).any():
             return scales
     return scales
-
-
-def _distinct(group: np.ndarray) -> np.ndarray:
-    """The distinct elements of one long group, unless they are too many to have a scale."""
-    row, seen = group.reshape(-1), group.reshape(-1)[:0]
-    for at in range(0, len(row), CHUNK):
-        seen = np.union1d(seen, row[at : at + CHUNK])
-        if len(seen) > 2 * LARGEST + 2:  # more than a scale can give
-            break
-    return seen[None]
 
 
 def _solve(magnitudes: np.ndarray, dtype: DType) -> np.ndarray:
@@ -244,18 +239,17 @@ def _integers(groups: np.ndarray, found: np.ndarray, dtype: DType) -> LowBit | N
     # Zeros have the sign of their scale: a group without +0.0 has a negative one.
     negative = (bits == sign).any((0, 2)) & ~(bits == 0).any((0, 2))
     scales = Scales(dtype, np.where(negative, -found, found).astype("<f4"), groups.shape[2])
-    flat, result = groups.reshape(-1), np.empty(groups.size, np.int16)
+    flat, result = as_bits(groups, dtype), np.empty(groups.size, np.int16)
     divisor = np.where(found > 0, scales.values, 1).astype(np.float64)
     for at in range(0, len(flat), CHUNK):
-        part = to_numbers(flat[at : at + CHUNK], dtype)
+        part = to_numbers(flat[at : at + CHUNK].view(dtype.storage), dtype)
         places = np.arange(at, at + len(part)) // scales.run % len(divisor)
         numbers = np.rint(part / divisor[places])
         integers = numbers.astype(np.int16)
         integers[(numbers == 0) & np.signbit(numbers)] = NEGATIVE_ZERO
-        same = scales.elements(integers, at).view(bits.dtype) == flat[at : at + CHUNK].view(
-            bits.dtype
-        )
-        if not same.all():
+        if not np.array_equal(
+            scales.elements(integers, at).view(bits.dtype), flat[at : at + CHUNK]
+        ):
             return None
         result[at : at + CHUNK] = integers
     small = int(result.min()) >= -128 and int(result.max()) <= 127

@@ -16,21 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from reefknot.errors import ConfigError, ReefknotError
 from reefknot.files import check_place, write_atomically
 from reefknot.format.write import Effort
 from reefknot.packing.budget import MIN_SIZE, Budget
-from reefknot.packing.changes import Change, Loss
-from reefknot.packing.clustering import Plan, Settings, check_patterns
+from reefknot.packing.changes import Change, change_of
+from reefknot.packing.clustering import Settings, check_patterns, found_of
 from reefknot.packing.inputs import random_batches
 from reefknot.packing.network import Packer
-from reefknot.packing.outputs import OutputChange, change_of_outputs
+from reefknot.packing.outputs import change_of_outputs
 from reefknot.packing.pack import ALMOST_ALL, Packed, Writer, pack_tensors, pass_of, require_enough
-from reefknot.packing.walking import no_autocast
+from reefknot.packing.suspended import no_autocast
 from reefknot.progress import doing
-from reefknot.tensorfile import FoundTensor, open_tensors, reader_of
+from reefknot.tensorfile import open_tensors, reader_of
 from reefknot.tensors import dtype_for, to_array, to_tensor
+from reefknot.tying.selection import unwrapped
 
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
@@ -81,27 +83,30 @@ def pack(
     if inputs is not None and example_input is not None:
         raise ConfigError("give inputs or an example_input, not both")
     if isinstance(model, nn.Module):
-        model = _unwrapped(model)
+        model = unwrapped(model)
         if given and isinstance(model, torch.jit.ScriptModule):
             raise ConfigError("a scripted module cannot be packed with inputs; give the original")
+        if budget is not None and given:
+            batches = _batches(model, inputs, example_input, settings)
+            return _pack_for_inputs(
+                model, path, settings, budget, batches, effort,
+                for_inference=for_inference, random=inputs is None,
+            )  # fmt: skip
     elif not isinstance(model, Mapping):
         raise ReefknotError(f"pack takes a module or a state dict, found {type(model).__name__}")
     elif given or for_inference:
         raise ConfigError("inputs, example_input and for_inference need the model, not its tensors")
-    if not isinstance(model, nn.Module) or budget is None or not given:
-        if for_inference:
-            raise ConfigError("for_inference needs a budget, and inputs or an example_input")
-        tensors = model.state_dict() if isinstance(model, nn.Module) else model
-        return pack_tensors(found_of(tensors), path, settings, budget, effort)
-    check_patterns(keep, list(model.state_dict()))
-    if inputs is not None:
-        with doing("reading the inputs"):
-            batches = [_arguments(model, batch) for batch in _listed(inputs)]
-    else:
-        batches = random_batches(model, _arguments(model, example_input))
-    batches = [batch for batch in batches if not _is_empty(batch)]
-    if not batches:
-        raise ConfigError("inputs hold no batch; some hundred inputs are enough")
+    if for_inference:
+        raise ConfigError("for_inference needs a budget, and inputs or an example_input")
+    tensors = model.state_dict() if isinstance(model, nn.Module) else model
+    return pack_tensors(found_of(tensors), path, settings, budget, effort)
+
+
+def _pack_for_inputs(
+    model: nn.Module, path: Path | str, settings: Settings, budget: Budget, batches: list[Any],
+    effort: Effort, *, for_inference: bool, random: bool,
+) -> Packed:  # fmt: skip
+    """Write a model whose inputs are known, or made up at random."""
     used, held_back = _split(batches)
     if (whole := _lossless(model, budget, path, effort)) is not None:
         return whole
@@ -109,13 +114,11 @@ def pack(
         require_enough(found_of(model.state_dict()), settings, budget, effort)
     # In these modes weights are not used as they are.
     with torch.inference_mode(False), no_autocast():
-        model = _copied(model).cpu().eval()
-        packer = Packer(model, used, settings, for_inference, inputs is None)
+        packer = Packer(_copied(model).cpu().eval(), used, settings, for_inference, random)
         data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
-    if packed.outputs is not None and inputs is None:
-        packed = replace(packed, outputs=replace(packed.outputs, random=True))
-    return packed
+    assert packed.outputs is not None
+    return replace(packed, outputs=replace(packed.outputs, random=random))
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -151,12 +154,11 @@ def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort
     if limit is None or limit < ALMOST_ALL * writer.total:
         return None
     file = io.BytesIO()
-    rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
-    changes, size = writer.write(file, Plan.of(Settings(), rows))
+    changes, size = writer.write_exactly(file)
     if size > limit:
         return None
     write_atomically(path, file.getvalue())
-    return Packed(tuple(changes), writer.total, size, writer.elements)
+    return writer.packed(changes, size)
 
 
 def load_checkpoint(model: nn.Module, path: Path | str) -> None:
@@ -188,9 +190,8 @@ class _Search:
         self._elements = sum(math.prod(tensor.shape) for tensor in found if not tensor.same_as)
         self._limit = budget.bytes_for(self._elements)
         self._error = budget.error or 0.0
-        self._points: list[
-            tuple[float, float]
-        ] = []  # (log2 of price, size or error over its limit)
+        # (log2 of price, size or error over its limit)
+        self._points: list[tuple[float, float]] = []
 
     def run(self) -> tuple[bytes, Packed]:
         """The file that comes closest to its size or its error, without exceeding it."""
@@ -200,7 +201,7 @@ class _Search:
         least = math.inf
         most = PASSES if self._elements > SMALL else SMALL_PASSES
         last = None
-        self._packer.weigh(price)
+        self._packer.measure_sensitivity(price)
         for number in range(most):
             with doing(pass_of(number, most, last)):
                 data, packed = self._pass(price)
@@ -214,7 +215,7 @@ class _Search:
             self._points.append((math.log2(price), value / limit))
             price = self._next_price()
             if number == 0 and not 1 / FAR_OFF < value / limit < FAR_OFF:
-                self._packer.weigh(price)
+                self._packer.measure_sensitivity(price)
                 self._points.clear()
         if best is None:
             raise ConfigError(self._not_reached(least))
@@ -277,55 +278,36 @@ class _Search:
         found = found_of(tensors, like=before)
         writer = Writer(found, self._effort)
         file = io.BytesIO()
-        rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
-        plain, size = writer.write(file, Plan.of(Settings(), rows))
+        plain, size = writer.write_exactly(file)
         told = [changes.get(c.name) or _adjusted(c, before, tensors) for c in plain]
-        outputs = self._outputs(model)
-        packed = Packed(tuple(told), writer.total, size, writer.elements, outputs=outputs)
-        return file.getvalue(), packed
-
-    def _outputs(self, model: nn.Module) -> OutputChange:
         with doing("measuring the outputs"):
-            return change_of_outputs(self._reference, model, self._held_back)
+            outputs = change_of_outputs(self._reference, model, self._held_back)
+        return file.getvalue(), writer.packed(told, size, outputs)
 
 
 def _adjusted(change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Change:
     old, new = before[change.name], after[change.name]
     if torch.equal(old, new):
         return change
-    loss = Loss(to_array(old), dtype_for(old.dtype))
-    loss.add(old.double().numpy().ravel(), new.double().numpy().ravel())
-    return loss.change(change.name, "made to fit the packed weights")
+    arrays = to_array(old), to_array(new)
+    return change_of(change.name, "made to fit the packed weights", *arrays, dtype_for(old.dtype))
 
 
-def found_of(
-    tensors: Mapping[str, Any], like: Mapping[str, Any] | None = None
-) -> list[FoundTensor]:
-    """Tensors of a state dict as if from a file; names that share storage in `like` share it."""
-    found: list[FoundTensor] = []
-    owners: dict[Any, str] = {}
-    for name, value in tensors.items():
-        identity = reader_of(name, (like or tensors)[name])[0]
-        _, dtype, read = reader_of(name, value)
-        same = owners.setdefault(identity, name)
-        found.append(
-            FoundTensor(name, dtype, tuple(value.shape), read, "" if same == name else same)
-        )
-    return found
+def _batches(model: nn.Module, inputs: Any, example: Any, settings: Settings) -> list[Any]:
+    """The model's arguments, batch by batch: those given, or random ones like an example."""
+    check_patterns(settings.keep, list(model.state_dict()))
+    if inputs is None:
+        batches = random_batches(model, _arguments(model, example))
+    else:
+        with doing("reading the inputs"):
+            batches = [_arguments(model, batch) for batch in _listed(inputs)]
+    batches = [batch for batch in batches if not _is_empty(batch)]
+    if not batches:
+        raise ConfigError("inputs hold no batch; some hundred inputs are enough")
+    return batches
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside what torch.compile and data-parallel training put around it."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _listed(inputs: Iterable[Any]) -> list[Any]:
+def _listed(inputs: Any) -> list[Any]:
     if isinstance(inputs, Tensor):
         return list(inputs.split(64))
     if isinstance(inputs, Mapping):
@@ -337,10 +319,7 @@ def _listed(inputs: Iterable[Any]) -> list[Any]:
             f"inputs is a list or an iterator of batches, such as a DataLoader, found a "
             f"{type(inputs).__name__}"
         )
-    found = list(inputs)
-    if not found:
-        raise ConfigError("inputs hold no batch; some hundred inputs are enough")
-    return found
+    return list(inputs)
 
 
 def _arguments(model: nn.Module, batch: Any) -> Any:
@@ -361,8 +340,7 @@ def _arguments(model: nn.Module, batch: Any) -> Any:
 
 def _is_empty(batch: Any) -> bool:
     """Whether the first tensor of a batch has no elements."""
-    values = batch.values() if isinstance(batch, dict) else batch
-    first = next((value for value in values if isinstance(value, Tensor)), None)
+    first = next((value for value in tree_leaves(batch) if isinstance(value, Tensor)), None)
     return first is not None and not first.numel()
 
 
@@ -379,16 +357,13 @@ def _split(batches: list[Any]) -> tuple[list[Any], list[Any]]:
     if len(batches) > 1:
         held = -(-len(batches) // HELD_BACK)
         return batches[:-held], batches[-held:]
-    batch = batches[0]
-    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
-    rows = min((len(v) for v in values if isinstance(v, Tensor) and v.dim()), default=0)
+    lengths = [len(v) for v in tree_leaves(batches) if isinstance(v, Tensor) and v.dim()]
+    rows = min(lengths, default=0)
     cut = rows - -(-rows // HELD_BACK)
     if cut < 1:
         return batches, batches
 
     def part(which: slice) -> Any:
-        if isinstance(batch, dict):
-            return {k: v[which] if isinstance(v, Tensor) else v for k, v in batch.items()}
-        return tuple(v[which] if isinstance(v, Tensor) else v for v in batch)
+        return tree_map(lambda v: v[which] if isinstance(v, Tensor) else v, batches)
 
-    return [part(slice(0, cut))], [part(slice(cut, rows))]
+    return part(slice(0, cut)), part(slice(cut, rows))

@@ -14,8 +14,9 @@ of an embedding by how often they are read. One that is multiplied only by zeros
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -24,13 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from reefknot.batchnorm import Statistics, make_canonical, renew
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Site
-from reefknot.packing.changes import UNSEEN, Change, Loss
+from reefknot.packing.changes import UNSEEN, Change, change_of
 from reefknot.packing.clustering import Settings
 from reefknot.packing.feedback import compensating, feedback
-from reefknot.packing.harm import Harm
 from reefknot.packing.lookups import (
     have_own_steps,
     quantize_rows,
@@ -39,9 +40,9 @@ from reefknot.packing.lookups import (
     weighted_error,
     weights_as_read,
 )
-from reefknot.packing.norms import Statistics, make_canonical, renew
+from reefknot.packing.outputs import Sensitivity
 from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
-from reefknot.packing.walking import Network, can_walk
+from reefknot.packing.suspended import Network, can_suspend
 from reefknot.progress import doing, each
 from reefknot.tensors import dtype_for, to_array, to_tensor
 
@@ -69,9 +70,6 @@ class Packer:
     for_inference: bool = False
     random: bool = False  # whether the batches are random inputs
     positions: int = POSITIONS
-    _walks: bool | None = None  # whether batches may be inside the model at the same time
-    _statistics: dict[str, Statistics] | None = None  # of the original network's norm layers
-    _reads: dict[str, np.ndarray] | None = None  # of the rows of look-up tables
     _worths: dict[tuple[str, int], float] = field(default_factory=dict)
     _seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -91,9 +89,8 @@ class Packer:
             self._pack_others(packed, multiplied, price, changes)
             for site in each("quantizing", sites, before=self._seconds["quantizing"]):
                 if site.norm is not None:
-                    if (wanted := self._norm_statistics().get(site.name)) is not None:
-                        found = Statistics.of(_given(network.inputs(site, self.positions)))
-                        renew(site.norm, wanted, found)
+                    if (wanted := self._norm_statistics.get(site.name)) is not None:
+                        renew(site.norm, wanted, self._statistics_of(site, network))
                 elif self._is_packed(site.name):
                     moments = self._moments(site, network, original)
                     weight = self.model.get_parameter(site.name)
@@ -104,7 +101,7 @@ class Packer:
         if self.for_inference:
             for site in sites:
                 if site.norm is not None:
-                    make_canonical(site.norm, _bias_of(packed, site.after))
+                    make_canonical(site.norm, _bias_of(packed, site.after)[1])
         self._pack_others(packed, set(), price, changes)
         return packed, changes
 
@@ -116,34 +113,39 @@ class Packer:
             if name in changes or name in but or not self._is_packed(name):
                 continue
             change = self._pack_alone(name, weight, price)
-            transposed = isinstance(_owner(packed, name), _ConvTransposeNd)  # seen, but not watched
-            if weight.dim() > 1 and not transposed and name not in self._tables():
+            owner = packed.get_submodule(name.rpartition(".")[0])
+            transposed = isinstance(owner, _ConvTransposeNd)  # seen, but not watched
+            if weight.dim() > 1 and not transposed and name not in self._reads:
                 change = replace(change, done=change.done + UNSEEN)
             changes[name] = change
 
     @doing("measuring what errors do")
     @torch.no_grad()
-    def weigh(self, price: float) -> None:
+    def measure_sensitivity(self, price: float) -> None:
         """Measure what an error is worth in each weight: pack one at a time at this price.
 
         The harm to the outputs of the network, over the relative error of the products. Without it
         the same relative error is worth the same everywhere.
         """
         model = _ready(self.model)
-        harm = Harm(model, self.batches)
+        sensitivity = Sensitivity(model, self.batches)
         found: dict[tuple[str, int], tuple[float, int]] = {}  # worth, elements
         self._worths = {}
         with self._network(model) as network:
             for site in each("in", network.sites, before=self._seconds["in"]):
                 if site.norm is None and self._is_packed(site.name):
-                    self._weigh_site(model, site, self._moments(site, network), price, harm, found)
+                    moments = self._moments(site, network)
+                    if moments.second.any():
+                        tensors, error = self._packed_alone_at(site, model, moments, price)
+                        worth = sensitivity.of(tensors) / max(error, 1e-12)
+                        found[site.key] = worth, site.rows_of(tensors[site.name]).numel()
         for name, weight in model.named_parameters():
             if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
                 changed = weight.detach().clone()
                 error = self._pack_alone(name, changed, price).relative_error ** 2
-                if (reads := self._tables().get(name)) is not None:
+                if (reads := self._reads.get(name)) is not None:
                     error = weighted_error(weight, changed, weights_as_read(reads))
-                if (lost := harm.of({name: changed})) > 0:  # else nothing is known of its worth
+                if (lost := sensitivity.of({name: changed})) > 0:  # else it is not known
                     found[name, 0] = lost / max(error, 1e-12), weight.numel()
         known = {key: pair for key, pair in found.items() if math.isfinite(pair[0])}
         least = LEAST_WORTH * max((worth for worth, _ in known.values()), default=0.0)
@@ -154,42 +156,42 @@ class Packer:
         mean = math.exp(logs / sum(n for _, n in known.values()))
         self._worths = {key: worth / mean for key, (worth, _) in known.items()}
 
-    def _weigh_site(
-        self,
-        model: nn.Module,
-        site: Site,
-        moments: Moments,
-        price: float,
-        harm: Harm,
-        found: dict[tuple[str, int], tuple[float, int]],
-    ) -> None:
-        if not moments.second.any():
-            return
+    def _packed_alone_at(
+        self, site: Site, model: nn.Module, moments: Moments, price: float
+    ) -> tuple[dict[str, Tensor], float]:
+        """The tensors of a site if nothing else is packed, and the error of its products."""
         changed = model.get_parameter(site.name).detach().clone()
         rows = site.rows_of(changed)
         aims = rows.flatten(1).unflatten(0, (site.groups, -1))
         matrix = self._quantized(site, aims, moments, price)
         tensors = {site.name: changed} | self._corrected(model, site, aims, matrix, moments)
         rows.copy_(matrix.values.view_as(rows))
-        worth = harm.of(tensors) / max(matrix.error, 1e-12)
-        found[site.key] = worth, rows.numel()
+        return tensors, matrix.error
 
     def _network(self, model: nn.Module) -> Network:
-        if self._walks is None:
-            with doing("trying the model on its inputs"):
-                self._walks = can_walk(_ready(self.model), self.batches)
-        return Network(model, self.batches, walks=self._walks)
+        return Network(model, self.batches, suspends=self._can_suspend)
 
+    @cached_property
+    def _can_suspend(self) -> bool:
+        """Whether batches may be inside the model at the same time."""
+        with doing("trying the model on its inputs"):
+            return can_suspend(_ready(self.model), self.batches)
+
+    @cached_property
     def _norm_statistics(self) -> dict[str, Statistics]:
         """Of the inputs of the original network's norm layers."""
-        if self._statistics is None:
-            with self._network(_ready(self.model)) as network:
-                self._statistics = {
-                    site.name: Statistics.of(_given(network.inputs(site, self.positions)))
-                    for site in network.sites
-                    if site.norm is not None
-                }
-        return self._statistics
+        with self._network(_ready(self.model)) as network:
+            norms = [site for site in network.sites if site.norm is not None]
+            return {site.name: self._statistics_of(site, network) for site in norms}
+
+    def _statistics_of(self, site: Site, network: Network) -> Statistics:
+        inputs = network.inputs(site, self.positions)
+        return Statistics.of(batch for batch in inputs if batch is not None)
+
+    @cached_property
+    def _reads(self) -> dict[str, np.ndarray]:
+        """How often the inputs read each row of each look-up table."""
+        return reads_of(_ready(self.model), self.batches)
 
     def _is_packed(self, name: str) -> bool:
         weight = self.model.get_parameter(name)
@@ -220,16 +222,15 @@ class Packer:
         place = site.rows_of(weight)
         rows = place.flatten(1)
         parts = rows.unflatten(0, (site.groups, -1))  # (groups, out, in)
-        loss = Loss(rows.contiguous().numpy(), DTYPES["F32"])
         aims = compensating(parts, moments.second, moments.cross, moments.damping())
         matrix = self._quantized(site, aims, moments, price)
         for name, bias in self._corrected(model, site, parts, matrix, moments).items():
             model.get_parameter(name).copy_(bias)
-        before = rows.double().numpy().ravel().copy()
+        done = f"tied to {int((matrix.counts > 0).sum()):,} values"
+        stored = matrix.values.numpy()
+        change = change_of(site.name, done, rows.numpy(), stored, DTYPES["F32"])
         kind = self.model.get_parameter(site.name).dtype
         place.copy_(matrix.values.view_as(place).to(kind).float())
-        loss.add(before, matrix.values.double().numpy().ravel())
-        change = loss.change(site.name, f"tied to {int((matrix.counts > 0).sum()):,} values")
         return replace(change, bits=entropy(matrix.counts))
 
     def _quantized(self, site: Site, aims: Tensor, moments: Moments, price: float) -> _Quantized:
@@ -257,11 +258,10 @@ class Packer:
         self, model: nn.Module, site: Site, parts: Tensor, matrix: _Quantized, moments: Moments
     ) -> dict[str, Tensor]:
         """The bias of a site, if it has one, so that the mean of the outputs is as it was."""
-        found = _bias_of(model, site.name)
+        name, found = _bias_of(model, site.name)
         weight = model.get_parameter(site.name)
         if found is None or len(found) != (site.rows if site.transposed else len(weight)):
             return {}
-        name = _bias_name(site.name)
         bias = found.detach().clone()
         wanted = torch.bmm(parts, moments.original_first[:, :, None]).flatten()
         got = torch.bmm(matrix.values, moments.first[:, :, None]).flatten()
@@ -275,32 +275,17 @@ class Packer:
         # The relative error of the whole tensor counts as that of the products of a layer.
         worth = self._worths.get((name, 0), 1.0)
         step = math.sqrt(price * values.size / (BIT_WORTH * worth))
-        weights = row_weights(self._tables().get(name, np.zeros(1)))
+        weights = row_weights(self._reads.get(name, np.zeros(1)))
         if self.random or not have_own_steps(weights):  # what random inputs read says nothing
             step = min(max(step, FINEST), COARSEST)
-            book, indices, _ = quantize(values, dtype, histogram, step)
+            book, indices = quantize(values, dtype, histogram, step)
             stored, counts = book.values[indices], np.bincount(indices.ravel())
         else:
             stored, counts = quantize_rows(values, dtype, weights, step)
         weight.copy_(to_tensor(stored, dtype))
-        change = Loss.between(values, stored, dtype).change(
-            name, f"tied to {np.count_nonzero(counts):,} values"
-        )
+        done = f"tied to {np.count_nonzero(counts):,} values"
+        change = change_of(name, done, values, stored, dtype)
         return replace(change, bits=entropy(counts))
-
-    def _tables(self) -> dict[str, np.ndarray]:
-        """How often the inputs read each row of each look-up table."""
-        if self._reads is None:
-            self._reads = reads_of(_ready(self.model), self.batches)
-        return self._reads
-
-
-def _owner(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0])
-
-
-def _given(inputs: Iterable[Tensor | None]) -> Iterator[Tensor]:
-    return (batch for batch in inputs if batch is not None)
 
 
 def _ready(model: nn.Module) -> nn.Module:
@@ -310,16 +295,13 @@ def _ready(model: nn.Module) -> nn.Module:
     return model
 
 
-def _bias_of(model: nn.Module, weight: str) -> nn.Parameter | None:
+def _bias_of(model: nn.Module, weight: str) -> tuple[str, nn.Parameter | None]:
     """The bias that belongs to a weight: of the same module, under the name that torch gives it."""
-    name = _bias_name(weight)
-    bias = getattr(_owner(model, name), name.rpartition(".")[2], None)
-    return bias if weight and isinstance(bias, nn.Parameter) and bias.dim() == 1 else None
-
-
-def _bias_name(weight: str) -> str:
     owner, dot, name = weight.rpartition(".")
-    return owner + dot + name.replace("weight", "bias")
+    name = name.replace("weight", "bias")
+    bias = getattr(model.get_submodule(owner), name, None)
+    fits = weight and isinstance(bias, nn.Parameter) and bias.dim() == 1
+    return owner + dot + name, bias if fits else None
 
 
 def _joined(one: Change | None, other: Change) -> Change:

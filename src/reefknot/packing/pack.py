@@ -20,7 +20,7 @@ from reefknot.files import check_place, check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
 from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
-from reefknot.packing.changes import Change, network_error, not_finite, unseen, warnings_about
+from reefknot.packing.changes import Change, energy_lost, network_error, not_finite, unseen
 from reefknot.packing.clustering import Plan, Settings, Tensor, check_patterns
 from reefknot.progress import doing, each
 from reefknot.state import Codebook, TiedState, TiedTensor
@@ -80,7 +80,7 @@ class Packed:
     def warnings(self) -> list[str]:
         """Warnings about the file, a sentence each."""
         if self.outputs is None:
-            return warnings_about(self.changes)
+            return energy_lost(self.changes) + not_finite(self.changes)
         # With inputs, errors of weights compensate each other: only those of the outputs count.
         return [*self.outputs.warnings, *unseen(self.changes), *not_finite(self.changes)]
 
@@ -122,24 +122,22 @@ def pack_tensors(
     writer = Writer(found, effort)
     with writing_atomically(target) as file:
         if budget is None:
-            rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
-            changes, file_bytes = writer.write(file, Plan.of(settings, rows))
+            changes, file_bytes = writer.write(file, Plan.of(settings, writer.own))
         else:
             changes, file_bytes = within_budget(writer, file, settings, budget)
-    return Packed(tuple(changes), writer.total, file_bytes, writer.elements)
+    return writer.packed(changes, file_bytes)
 
 
 def within_budget(
     writer: "Writer", file: BinaryIO, settings: Settings, budget: Budget
 ) -> tuple[list[Change], int]:
     """Write until the file fits; each attempt corrects the estimate by the size of the last one."""
-    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.each("measuring")))
+    plan = BudgetPlan.of(settings, writer.each("measuring"))
     limit = budget.bytes_for(writer.elements)
     if limit is None:
         return _within_error(writer, file, plan, budget.error or 0.0)
     if limit >= ALMOST_ALL * writer.total or plan.changes_nothing:
-        rows = [(tensor.name, tensor.dtype, tensor.read) for tensor in writer.own]
-        lossless = writer.write(file, Plan.of(replace(settings), rows))
+        lossless = writer.write(file, Plan.of(settings, writer.own))
         if lossless[1] <= limit:
             return lossless
     overhead = float(sum(t.num_bytes for t in writer.own if not plan.ties(t.name)))
@@ -178,7 +176,7 @@ def require_enough(
     limit = budget.bytes_for(writer.elements)
     if limit is None:
         return
-    plan = BudgetPlan.of(settings, ((t.name, t.dtype, t.read()) for t in writer.each("measuring")))
+    plan = BudgetPlan.of(settings, writer.each("measuring"))
     plan.at_level(HIGHEST)
     _, size = writer.write(io.BytesIO(), plan)
     if size > limit:
@@ -242,6 +240,16 @@ class Writer:
             file_bytes = file.write(encode(state, self._effort))
             return changes, file_bytes
         return changes, self._stream(file, plan, changes)
+
+    def write_exactly(self, file: BinaryIO) -> tuple[list[Change], int]:
+        """Write all tensors as they are, those with few values with a codebook."""
+        return self.write(file, Plan.of(Settings(), self.own))
+
+    def packed(
+        self, changes: Sequence[Change], file_bytes: int, outputs: "OutputChange | None" = None
+    ) -> Packed:
+        """What was done, in all."""
+        return Packed(tuple(changes), self.total, file_bytes, self.elements, outputs=outputs)
 
     def _stream(self, file: BinaryIO, plan: Ties, changes: list[Change]) -> int:
         writer, announced = IndexedWriter(file, self._effort), 0

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reefknot.dtypes import DType, is_zero, significant
-from reefknot.packing.changes import CHUNK, Loss, from_numbers, parts_of, to_numbers
-from reefknot.state import Codebook
+from reefknot.packing.changes import CHUNK, as_bits, parts_of, unit_of
+from reefknot.scales import rounded
+from reefknot.state import Codebook, occurrences
 
 BIT_WORTH = math.log(2) / 6  # of a bit, in squared steps
 FINEST = 1 / 128  # the smallest step, relative to the root mean square: some 9 bits per weight
@@ -47,8 +48,7 @@ class Histogram:
     @classmethod
     def of(cls, values: np.ndarray, dtype: DType) -> "Histogram":
         """Count a tensor; all of its values are finite."""
-        largest = max((float(np.abs(part).max()) for _, part in parts_of(values, dtype)), default=0)
-        unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)  # so that no square overflows
+        unit = unit_of(values, dtype)
         total = sum(float(np.square(part / unit).sum()) for _, part in parts_of(values, dtype))
         rms = math.sqrt(total / values.size) * unit if values.size else 0.0
         middle = DENSE_RMS * BINS_PER_RMS
@@ -145,9 +145,8 @@ def _limits(chosen: np.ndarray, counts: np.ndarray, step: float) -> tuple[np.nda
 
 def quantize(
     values: np.ndarray, dtype: DType, histogram: Histogram, step: float
-) -> tuple[Codebook, np.ndarray, Loss]:
+) -> tuple[Codebook, np.ndarray]:
     """A tensor as a codebook and indices, for a step in units of its root mean square."""
-    loss = Loss(values, dtype)
     rms = histogram.rms or 1.0
     quantizer = Quantizer.of(histogram, step)
     multiples = np.empty(values.size, np.int32)
@@ -155,22 +154,17 @@ def quantize(
         multiples[at : at + CHUNK] = quantizer.assign(part / rms)
     low = int(multiples.min())
     multiples -= low
-    counts = np.zeros(int(multiples.max()) + 1, np.int64)
+    counts = occurrences(multiples, int(multiples.max()) + 1)
     sums = np.zeros(len(counts))
     for at, part in parts_of(values, dtype):
-        own = multiples[at : at + CHUNK]
-        counts += np.bincount(own, minlength=len(counts))
-        sums += np.bincount(own, part / rms, len(counts))
+        sums += np.bincount(multiples[at : at + CHUNK], part / rms, len(counts))
     used = np.flatnonzero(counts)
     means = np.where(used + low == 0, 0.0, sums[used] / counts[used])
-    book, place = codebook_of(rms * rounded(means, step), dtype)
+    book, place = codebook_of(rms * _shortened(means, step), dtype)
     table = np.zeros(len(counts), np.uint16)
     table[used] = place
     indices = table[multiples] if len(book) > 256 else table.astype(np.uint8)[multiples]
-    stored = to_numbers(book.values, dtype)
-    for at, part in parts_of(values, dtype):
-        loss.add(part, stored[indices[at : at + CHUNK]])
-    return book, indices.reshape(values.shape), loss
+    return book, indices.reshape(values.shape)
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -179,7 +173,7 @@ def entropy(counts: np.ndarray) -> float:
     return max(float(-(share * np.log2(share)).sum()), 0.0)
 
 
-def rounded(values: np.ndarray, step: float) -> np.ndarray:
+def _shortened(values: np.ndarray, step: float) -> np.ndarray:
     """Values rounded to so few significant bits that the codebook is small, and no more."""
     most = float(np.abs(values).max(initial=0.0)) / step
     bits = 5 + math.ceil(math.log2(max(most, 2)))
@@ -188,8 +182,8 @@ def rounded(values: np.ndarray, step: float) -> np.ndarray:
 
 def codebook_of(values: np.ndarray, dtype: DType) -> tuple[Codebook, np.ndarray]:
     """A codebook of these values in an element type, and where each of them is in it."""
-    stored = from_numbers(values, dtype)
-    bits = stored.view(f"<u{dtype.item_bytes}").copy()
+    stored = rounded(values, dtype)
+    bits = as_bits(stored, dtype).copy()
     bits[is_zero(stored, dtype)] = 0
     distinct, place = np.unique(bits, return_inverse=True)
     return Codebook(dtype, distinct.view(dtype.storage)), place.astype(np.uint16)

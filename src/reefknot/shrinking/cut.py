@@ -6,6 +6,7 @@ Unaware   of why a unit stays or goes.
 """
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from torch.fx.node import Node, map_arg
 
 from reefknot.shrinking.graph import Analysis
 from reefknot.shrinking.kept import Kept
-from reefknot.shrinking.masks import Weighted, weighted
+from reefknot.shrinking.masks import Weighted, along, weighted
+from reefknot.shrinking.trace import Trace
 
 # If a dense layer does not read at least this fraction of its inputs, a `Select` in front of it
 # drops them. With fewer, the `Select` would cost more than it saves.
@@ -44,14 +46,11 @@ class Select(nn.Module):
 class Cut:
     """One attempt: a copy of the model with sliced tensors, and with corrected shapes of views."""
 
-    def __init__(
-        self, model: nn.Module, found: Analysis, kept: Kept, *, selects: bool = True
-    ) -> None:
-        self.found, self.kept, self.trace = found, kept, found.trace
+    def __init__(self, model: nn.Module, kept: Kept, *, selects: bool = True) -> None:
+        self.kept, self.trace = kept, kept.trace
         self.selects = selects  # whether inputs may be selected in front of a dense layer
         self.slices: dict[str, list[Tensor]] = {}  # by tensor: what is left along each dimension
         self.model = copy.deepcopy(model)
-        self.layers: dict[Node, Weighted] = {}
         self.selected: dict[Node, Tensor] = {}  # of a dense layer: which remaining inputs it reads
         self.folded: dict[Node, int] = {}
         self.shapes: dict[Node, list[int]] = {}  # new shapes of views
@@ -61,40 +60,34 @@ class Cut:
 
     def _cut(self, node: Node) -> None:
         if node.op == "get_attr":
-            layers = [weighted(self.trace, user) for user in node.users if user.op != "output"]
+            layers = [weighted(self.trace, user) for user in node.users]
             if node in self.kept.sets and not any(layers):
                 self._slice(str(node.target), *self.kept.sets[node])
             return
         if not node.op.startswith("call_"):
             return
-        kind, module = self.trace.kind(node), self.trace.module(node)
+        kind = self.trace.kind(node)
         layer = weighted(self.trace, node)
-        if layer is not None and not self.kept.left(node):
-            self.layers[node] = layer
+        if layer is not None and not self.kept.left[node]:
             self._cut_layer(node, layer)
-        elif kind in ("batchnorm", "prelu") and module is not None and not self.kept.left(node):
-            units = self.kept.sets[node][1]
-            for name, tensor in module.state_dict(keep_vars=True).items():
+        elif kind in ("batchnorm", "prelu") and not self.kept.left[node]:
+            for name, tensor in self.trace.tensors(node).items():
+                units = self.kept.sets[node][1]
                 if tensor.ndim and len(tensor) == len(units):
-                    self._slice(f"{node.target}.{name}", units)
+                    self._slice(name, units)
         elif kind in ("view", "reshape"):
             self.shapes[node] = self.kept.count(node)
 
     def _cut_layer(self, node: Node, layer: Weighted) -> None:
-        into = self.kept.input_dimension(node, layer)
+        into = layer.dimension(self.trace.values[layer.source])
         units = self.kept.sets[node][self.kept.masks.channels(node)]
         there, reads = self.kept.sets[layer.source][into], self.kept.reads[node]
         is_dense = self.trace.kind(node) == "linear" and node.op == "call_module" and self.selects
-        if (
-            is_dense
-            and reads.any()
-            and int((there & reads).sum()) <= (1 - _SELECT) * int(there.sum())
-        ):
+        inputs = there
+        few = int((there & reads).sum()) <= (1 - _SELECT) * int(there.sum())
+        if is_dense and reads.any() and few:
             self.selected[node] = torch.nonzero(reads[there]).flatten()
             inputs = there & reads
-        else:
-            inputs = there
-        weight = layer.tensors[0]
         shift = self._constants(node, layer, into, ~inputs)
         if layer.groups > 1:
             stay = there.reshape(layer.groups, -1).any(1)
@@ -108,19 +101,16 @@ class Cut:
         owner = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(owner, nn.Linear):
             owner.in_features, owner.out_features = int(inputs.sum()), int(units.sum())
-        elif owner is not None and weight.ndim > 2:
+        elif owner is not None and layer.tensors[0].ndim > 2:
             sizes = {"in_channels": int(there.sum()), "out_channels": int(units.sum())}
             for name, size in (sizes | {"groups": int(stay.sum())}).items():
                 setattr(owner, name, size)
 
     def _constants(self, node: Node, layer: Weighted, into: int, gone: Tensor) -> Tensor:
         """What the removed inputs, which were constants, contributed to each unit."""
-        source = layer.source
-        value = self.trace.values[source]
-        constant = ~self.found.masks.over(source, into)
-        shape = [1] * value.ndim
-        shape[into] = -1
-        folded = (gone & constant).reshape(shape)
+        value = self.trace.values[layer.source]
+        constant = ~self.kept.masks.over(layer.source, into)
+        folded = along(gone & constant, value, into)
         own = [layer.tensors[0], *(torch.zeros_like(bias) for bias in layer.tensors[1:])]
         added = layer.run(torch.where(folded, value, torch.zeros_like(value)), *own)
         self.folded[node] = int((gone & self.kept.folds[node]).sum())
@@ -196,42 +186,57 @@ class Cut:
 
     def first_misfit(self, example_input: Any) -> Node | None:
         """The first node that fails, or whose value has another shape than was planned."""
-        inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
-        patches, given = dict(self.patches()), iter(inputs)
-        values: dict[Node, Any] = {}
+        patches = dict(self.patches())
+        own = Trace(self.model, self.trace.graph)
+        tried: Node | None = None
+
+        def call(node: Node, values: dict[Node, Any]) -> Any:
+            nonlocal tried
+            tried = node
+            if node in self.selected:
+                source = node.all_input_nodes[0]
+                chosen = self.selected[node].to(values[source].device)
+                values = values | {source: values[source].index_select(-1, chosen)}
+            args = (node.args[0], *patches[node]) if node in patches else None
+            return own.call(node, values, args)
+
         was_training = self.model.training
         self.model.eval()
-        own = type(self.trace)(self.model, self.trace.graph)
-        with torch.no_grad():
-            for node in self.trace.graph.nodes:
-                if node.op == "placeholder":
-                    values[node] = next(given, node.args[0] if node.args else None)
-                elif node.op == "get_attr":
-                    path, _, key = str(node.target).rpartition(".")
-                    values[node] = getattr(self.model.get_submodule(path), key)
-                elif node.op != "output":
-                    try:
-                        values[node] = self._rerun(own, node, values, patches)
-                    except (RuntimeError, ValueError, IndexError, TypeError):
+        try:
+            with torch.no_grad():
+                for node, value in own.evaluated(example_input, call):
+                    is_new = node.op.startswith("call_") and isinstance(value, Tensor)
+                    if is_new and list(value.shape) != self.kept.count(node):
                         return node
-                    if isinstance(values[node], Tensor) and not self.kept.fits(node, values[node]):
-                        return node
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return tried
         self.model.train(was_training)
         return None
 
-    def _rerun(self, own: Any, node: Node, values: dict[Node, Any], patches: Any) -> Any:
-        if node in patches:
-            function = (
-                node.target if node.op == "call_function" else getattr(Tensor, str(node.target))
-            )
-            assert isinstance(node.args[0], Node)
-            return function(values[node.args[0]], *map_arg(patches[node], values.__getitem__))  # type: ignore[operator]
-        if node in self.selected:
-            source = node.args[0]
-            assert isinstance(source, Node)
-            chosen = values[source].index_select(-1, self.selected[node].to(values[source].device))
-            values = values | {source: chosen}
-        return own.call(node, values)
+    def macs(self, node: Node, layer: Weighted) -> tuple[int, int]:
+        """Multiplications of a layer for one example, before and after."""
+        value = self.trace.values[node]
+        batch = max(len(value), 1) if value.ndim > 1 else 1
+        before, after = layer.tensors[0], self.model.get_parameter(layer.names[0])
+        return (
+            value.numel() // batch * before[:1].numel(),
+            math.prod(self.kept.count(node)) // batch * after[:1].numel(),
+        )
+
+
+def fitting_cut(
+    model: nn.Module, found: Analysis, example_input: Any, *, selects: bool, traced: bool = True
+) -> Cut:
+    """The smallest cut whose shapes fit; without `traced`, one that keeps the model's code."""
+    whole: frozenset[Node] = frozenset()
+    while True:
+        cut = Cut(model, Kept(found, whole), selects=selects)
+        odd = cut.first_misfit(example_input)
+        if odd is None and not traced and isinstance(cut.result(), fx.GraphModule):
+            odd = next(iter([*dict(cut.patches()), *cut.selected]))
+        if odd is None:
+            return cut
+        whole |= {odd}
 
 
 def sliced(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:

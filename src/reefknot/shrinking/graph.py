@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Node
 from torch.utils._pytree import tree_map
 
-from reefknot.shrinking.masks import Masks, is_barrier, is_tracked, over_all_but
+from reefknot.shrinking.masks import Masks, all_of, is_barrier, is_tracked, over_all_but
 from reefknot.shrinking.rules import claims, trained, varies
 from reefknot.shrinking.trace import Trace, Unfollowed, trace
 
@@ -99,48 +99,23 @@ def _names_by_tensor(model: nn.Module) -> list[list[str]]:
 def _backward(masks: Masks, *, lenient: bool) -> tuple[dict[Node, Any], dict[str, Tensor]]:
     """Which elements of each node's value are needed, and which of each tensor, by name."""
     own, alive = masks.trace, dict[str, Tensor]()
-    needed: dict[Node, Any] = {}
-    for node in own.graph.nodes:
-        needed[node] = tree_map(
-            lambda v: torch.zeros(v.shape, dtype=torch.bool) if is_tracked(v) else v,
-            own.values[node],
-        )
-
-    def want(node: Node) -> Node:
-        _mark(needed, node, tree_map(_ones, own.values[node]))
-        return node
-
+    needed = {node: all_of(own.values[node], False) for node in own.graph.nodes}
     for node in reversed(own.graph.nodes):
         if node.op == "output":
-            map_arg(node.args[0], want)
+            for source in node.all_input_nodes:
+                _mark(needed, source, all_of(own.values[source], True))
         elif node.op == "get_attr":
             name = str(node.target)
-            alive[name] = alive[name] | needed[node] if name in alive else needed[node]
+            alive[name] = alive.get(name, False) | needed[node]
         elif node.op != "placeholder":
             for target, mask in claims(masks, node, needed[node], lenient):
                 if isinstance(target, Node):
                     _mark(needed, target, mask)
                 else:
-                    alive[target] = alive[target] | mask if target in alive else mask
-            for name in _parameters_of(own, node):
-                alive.setdefault(name, torch.zeros_like(_tensor(own, name), dtype=torch.bool))
+                    alive[target] = alive.get(target, False) | mask
+            for name, tensor in own.tensors(node).items():  # not needed unless a rule claims it
+                alive.setdefault(name, torch.zeros_like(tensor, dtype=torch.bool))
     return needed, alive
-
-
-def _parameters_of(own: Trace, node: Node) -> list[str]:
-    """The tensors of a node's module, which are not needed unless a rule claims them."""
-    module = own.module(node)
-    if module is None:
-        return []
-    return [f"{node.target}.{key}" for key in module.state_dict(keep_vars=True)]
-
-
-def _tensor(own: Trace, name: str) -> Tensor:
-    return own.model.state_dict(keep_vars=True)[name]
-
-
-def _ones(value: Any) -> Any:
-    return torch.ones(value.shape, dtype=torch.bool) if is_tracked(value) else value
 
 
 def _mark(needed: dict[Node, Any], node: Node, mask: Any) -> None:

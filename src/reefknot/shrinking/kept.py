@@ -25,6 +25,7 @@ from reefknot.shrinking.masks import (
     POOLS,
     Weighted,
     along,
+    indices_of,
     is_barrier,
     is_tracked,
     leaves,
@@ -56,17 +57,15 @@ class Kept:
                 self.sets[node] = [torch.zeros(n, dtype=torch.bool) for n in value.shape]
                 self.why[node] = [{} for _ in value.shape]
         self._seen: dict[Node, list[int]] = {}  # what has been fitted already
-        self._layers = {node: self._layer(node) for node in self.trace.graph.nodes}
-        self._left = {node: self._reason_to_leave(node) for node in self.trace.graph.nodes}
+        nodes = self.trace.graph.nodes
+        self._layers = {node: weighted(self.trace, node) for node in nodes}
+        # Why a node, its inputs and its value are left whole; empty if they need not be.
+        self.left = {node: self._reason_to_leave(node) for node in nodes}
         self._grow()
 
     def count(self, node: Node) -> list[int]:
         """The shape that a node's value has after the cut."""
         return [int(one.sum()) for one in self.sets[node]]
-
-    def fits(self, node: Node, value: Tensor) -> bool:
-        """Whether a value of the smaller network has the shape that was planned."""
-        return list(value.shape) == self.count(node)
 
     def box(self, node: Node, needed: bool = False) -> Tensor:
         """Which elements of a node's value stay; or only those that are needed."""
@@ -100,61 +99,51 @@ class Kept:
         if node.op == "get_attr" and self.masks.is_shared([str(node.target)]):
             self._keep_whole(node, f"{node.target} is used more than once")
         elif node.op == "placeholder":
-            self._keep_whole(node, "")  # the network's inputs stay
+            self._keep_whole(node)  # the network's inputs stay
         elif node.op == "output":
             for source in node.all_input_nodes:
-                self._keep_whole(source, "")
-        elif reason := self.left(node):
+                self._keep_whole(source)
+        elif reason := self.left[node]:
             for touched in (node, *node.all_input_nodes):
                 self._keep_whole(touched, reason)
         elif layer is not None:
             self._read(node, layer)
 
-    def _layer(self, node: Node) -> Weighted | None:
-        is_operation = node.op.startswith("call_")
-        return weighted(self.trace, node) if is_operation else None
-
-    def left(self, node: Node) -> str:
-        """Why a node, its inputs and its value are left whole; empty if they need not be."""
-        return self._left[node]
-
     def _reason_to_leave(self, node: Node) -> str:
         name, kind = self.trace.name(node), self.trace.kind(node)
-        if not node.op.startswith("call_") or not any(
-            isinstance(leaf, Tensor) for leaf in leaves(self.trace.values[node])
-        ):
+        has_tensor = any(isinstance(leaf, Tensor) for leaf in leaves(self.trace.values[node]))
+        if not node.op.startswith("call_") or not has_tensor:
             return ""
         if node in self.whole:
             return f"{name} does not work on a part of its inputs"
         if is_barrier(self.masks, node) or kind not in _FOLLOWED:
             return f"{name} needs all of its inputs"
-        layer = self._layer(node)
-        if layer is not None and self.masks.is_shared(layer.names):
-            return f"{name} is used more than once"
+        layer = self._layers[node]
         own = [f"{node.target}.weight"] if kind in ("batchnorm", "prelu") else []
-        return f"{name} is used more than once" if self.masks.is_shared(own) else ""
+        shared = self.masks.is_shared(own if layer is None else layer.names)
+        return f"{name} is used more than once" if shared else ""
 
     def _read(self, node: Node, layer: Weighted) -> None:
         """Find the inputs that a layer must read: those that are not constants for its bias."""
         source = layer.source
-        dimension = self.input_dimension(node, layer)
+        dimension = layer.dimension(self.trace.values[source])
         mine = dict(claims(self.masks, node, self.found.needed[node], False))
         if source not in mine:  # no output of this layer is needed
             self.reads[node] = self.folds[node] = torch.zeros_like(self.sets[source][dimension])
             return
         needed = over_all_but(mine[source], dimension)
         value = self.trace.values[source].movedim(dimension, 0).flatten(1)
-        constant = ~over_all_but(self.masks.varies[source], dimension)
+        constant = ~self.masks.over(source, dimension)
         zero = constant & (value == 0).all(1)
         same = constant & (value == value[:, :1]).all(1)
         obstacle = self._obstacle(node, layer)
         self.folds[node] = needed & same & ~zero & torch.tensor(not obstacle)
         self.reads[node] = needed & ~zero & ~self.folds[node]
-        for at in torch.nonzero(self.reads[node]).flatten().tolist():
-            reason = f"{self.trace.name(node)} {obstacle}" if constant[at] else ""
-            if constant[at] and not obstacle:
-                reason = "it is not the same constant everywhere"
-            self._keep(source, dimension, [at], reason)
+        reason = "it is not the same constant everywhere"
+        if obstacle:
+            reason = f"{self.trace.name(node)} {obstacle}"
+        for at in indices_of(self.reads[node]):
+            self._keep(source, dimension, [at], reason if constant[at] else "")
 
     def _obstacle(self, node: Node, layer: Weighted) -> str:
         """Why a layer cannot add a constant input to its bias."""
@@ -175,23 +164,26 @@ class Kept:
             return "pads the constant with zeros"
         return ""
 
-    def input_dimension(self, node: Node, layer: Weighted) -> int:
-        """Along which dimension the inputs of a layer lie."""
-        return self.trace.values[layer.source].ndim - max(layer.tensors[0].ndim - 1, 1)
-
     def _fit(self, node: Node) -> None:
         """Make the indices that stay of a node's inputs and of its value consistent."""
         if not node.op.startswith("call_") or not isinstance(self.trace.values[node], Tensor):
             return
-        if self._left[node]:
+        if self.left[node]:
             return  # whole from the beginning
-        inputs, layer = self.masks.tracked(node), self._layers[node]
+        inputs, layer, kind = self.masks.tracked(node), self._layers[node], self.trace.kind(node)
         state = [size for one in (node, *inputs) for size in self.count(one)]
         if self._seen.get(node) == state:
             return
         if layer is not None:
-            self._fit_layer(node, layer)
-        elif self.trace.kind(node) in POINTWISE or self.trace.kind(node) == "batchnorm":
+            dims = max(layer.tensors[0].ndim - 2, 0)
+            channels = layer.dimension(self.trace.values[node])
+            self._fit_windows(layer.source, node, channels, dims)
+            if layer.groups > 1:
+                self._fit_groups(node, layer, channels)
+        elif kind in POOLS:
+            dims = int(kind[-2])
+            self._fit_windows(inputs[0], node, self.trace.values[node].ndim - dims, dims)
+        elif kind in POINTWISE or kind == "batchnorm":
             label = f"{self.trace.name(node)} joins it with what is needed"
             for source in inputs:
                 self._align(source, node, label if len(inputs) > 1 else "")
@@ -199,40 +191,30 @@ class Kept:
             self._fit_moving(node, inputs)
         self._seen[node] = state
 
-    def _fit_layer(self, node: Node, layer: Weighted) -> None:
-        source, into = layer.source, self.input_dimension(node, layer)
-        outof = self.masks.channels(node)
-        for dimension in range(self.trace.values[source].ndim):
-            if dimension == into:
-                continue
-            other = dimension - into + outof
-            if dimension < into:
-                self._copy(source, dimension, node, other, "")
-                self._copy(node, other, source, dimension, "")
-            else:
-                self._keep_all(source, dimension, "")
-                self._keep_all(node, other, "")
-        if layer.groups > 1:
-            self._fit_groups(node, layer, into, outof)
+    def _fit_windows(self, source: Node, node: Node, leading: int, dims: int) -> None:
+        """The first dimensions keep the same indices on both sides, the last ones all of theirs."""
+        for dimension in range(leading):
+            self._pair(source, dimension, node, dimension)
+        for dimension in range(-dims, 0):
+            self._keep_all(source, dimension)
+            self._keep_all(node, dimension)
 
-    def _fit_groups(self, node: Node, layer: Weighted, into: int, outof: int) -> None:
+    def _fit_groups(self, node: Node, layer: Weighted, channels: int) -> None:
         """All groups that stay have the same inputs and outputs, counted within the group."""
         groups, name = layer.groups, self.trace.name(node)
-        inside = self.sets[layer.source][into].reshape(groups, -1)
-        outside = self.sets[node][outof].reshape(groups, -1)
-        stay = inside.any(1) | outside.any(1)
-        for owner, dimension, one in ((layer.source, into, inside), (node, outof, outside)):
+        sides = [
+            (one, self.sets[one][channels].reshape(groups, -1)) for one in (layer.source, node)
+        ]
+        stay = torch.stack([one.any(1) for _, one in sides]).any(0)
+        for owner, one in sides:
             places = one.any(0)
             if not places.any() and stay.any():
                 places = torch.arange(one.shape[1]) == 0
             wanted = (stay[:, None] & places).flatten()
-            indices = torch.nonzero(wanted).flatten().tolist()
-            self._keep(owner, dimension, indices, f"the groups of {name} stay alike")
+            self._keep(owner, channels, indices_of(wanted), f"the groups of {name} stay alike")
 
     def _fit_moving(self, node: Node, inputs: list[Node]) -> None:
         """Views and concatenation: run the operation itself to see where elements come from."""
-        if self.trace.kind(node) in POOLS:
-            return self._fit_pool(node, inputs[0])
 
         def again(*parts: Tensor) -> Tensor:
             return rerun(self.masks, node, dict(zip(inputs, parts, strict=True)))
@@ -250,26 +232,15 @@ class Kept:
         found = Counter(w for node in nodes for one in self.why[node] for w in one.values() if w)
         return found.most_common(1)[0][0] if found else ""
 
-    def _fit_pool(self, node: Node, source: Node) -> None:
-        dims = int(self.trace.kind(node)[-2])
-        for dimension in range(self.trace.values[node].ndim):
-            if dimension < self.trace.values[node].ndim - dims:
-                self._copy(source, dimension, node, dimension, "")
-                self._copy(node, dimension, source, dimension, "")
-            else:
-                self._keep_all(source, dimension, "")
-                self._keep_all(node, dimension, "")
-
     def _align(self, source: Node, node: Node, label: str) -> None:
-        """The same indices on both sides, where the source is not broadcast."""
+        """Pair the dimensions of an input and the value; those that are broadcast stay whole."""
         ours, theirs = self.sets[source], self.sets[node]
         shift = len(theirs) - len(ours)
         for dimension, one in enumerate(ours):
             if len(one) == len(theirs[dimension + shift]):
-                self._copy(source, dimension, node, dimension + shift, "")
-                self._copy(node, dimension + shift, source, dimension, label)
+                self._pair(source, dimension, node, dimension + shift, label)
             else:
-                self._keep_all(source, dimension, "")
+                self._keep_all(source, dimension)
 
     def _revive(self, nodes: list[Node]) -> bool:
         """Give one unit back to a layer that has none left; whether there was such a layer."""
@@ -292,17 +263,22 @@ class Kept:
                 own[at] = True
                 self.why[node][dimension][at] = reason if len(own) > 1 else ""
 
-    def _keep_all(self, node: Node, dimension: int, reason: str) -> None:
+    def _keep_all(self, node: Node, dimension: int, reason: str = "") -> None:
         self._keep(node, dimension, list(range(len(self.sets[node][dimension]))), reason)
 
-    def _keep_whole(self, node: Node, reason: str) -> None:
+    def _keep_whole(self, node: Node, reason: str = "") -> None:
         for dimension in range(len(self.sets.get(node, ()))):
             self._keep_all(node, dimension, reason)
+
+    def _pair(self, one: Node, dimension: int, other: Node, to: int, label: str = "") -> None:
+        """What stays on one side stays on the other; a label is the reason for the first."""
+        self._copy(one, dimension, other, to, "")
+        self._copy(other, to, one, dimension, label)
 
     def _copy(self, one: Node, dimension: int, other: Node, to: int, label: str) -> None:
         """What stays on one side stays on the other, for the same reason, or else this one."""
         missing = self.sets[one][dimension] & ~self.sets[other][to]
-        for at in torch.nonzero(missing).flatten().tolist():
+        for at in indices_of(missing):
             reason = self.why[one][dimension].get(at, "")
             self._keep(other, to, [at], reason or label)
 
@@ -312,15 +288,12 @@ class Kept:
             return
         for dimension in range(mask.ndim):
             missing = over_all_but(mask, dimension) & ~self.sets[node][dimension]
-            self._keep(node, dimension, torch.nonzero(missing).flatten().tolist(), label)
+            self._keep(node, dimension, indices_of(missing), label)
 
     def idle(self, node: Node, dimension: int) -> Iterator[tuple[str, int]]:
         """Idle units, which stay although they are constant or not needed: reasons and numbers."""
         used = over_all_but(self.found.needed[node] & self.masks.varies[node], dimension)
-        idle = self.sets[node][dimension] & ~used
-        reasons = (
-            self.why[node][dimension].get(at, "") for at in torch.nonzero(idle).flatten().tolist()
-        )
-        yield from Counter(
-            reason or "it is a constant that is read" for reason in reasons
-        ).most_common()
+        idle = indices_of(self.sets[node][dimension] & ~used)
+        reasons = (self.why[node][dimension].get(at, "") for at in idle)
+        found = Counter(reason or "it is a constant that is read" for reason in reasons)
+        yield from found.most_common()

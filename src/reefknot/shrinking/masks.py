@@ -75,8 +75,8 @@ class Masks:
 
     def channels(self, node: Node) -> int:
         """Along which dimension the units of a layer's output lie."""
-        layer, dims = weighted(self.trace, node), self.trace.values[node].ndim
-        return 1 if layer is None else dims - max(layer.tensors[0].ndim - 1, 1)
+        layer = weighted(self.trace, node)
+        return 1 if layer is None else layer.dimension(self.trace.values[node])
 
     def over(self, node: Node, dimension: int) -> Tensor:
         """Which units along a dimension vary."""
@@ -95,8 +95,7 @@ class Masks:
         """How often each tensor of the model is used, by its identity."""
         found: dict[int, int] = {}
         for node in self.trace.graph.nodes:
-            module = self.trace.module(node)
-            used = [] if module is None else list(module.state_dict(keep_vars=True).values())
+            used = list(self.trace.tensors(node).values())
             if node.op == "get_attr":
                 used = [self.trace.values[node]] * len(node.users)
             for tensor in used:
@@ -113,6 +112,10 @@ class Weighted:
     tensors: list[Tensor]
     run: Callable[..., Tensor]  # of input, weight and, where there is one, bias
     groups: int = 1
+
+    def dimension(self, value: Tensor) -> int:
+        """Along which dimension of the layer's input or output its inputs or units lie."""
+        return value.ndim - max(self.tensors[0].ndim - 1, 1)
 
 
 def weighted(trace: Trace, node: Node) -> Weighted | None:
@@ -192,6 +195,11 @@ def all_of(tree: Any, flag: bool) -> Any:
 def as_float(tree: Any) -> Any:
     """Masks as zeros and ones."""
     return tree_map(lambda v: v.float() if isinstance(v, Tensor) else v, tree)
+
+
+def indices_of(mask: Tensor) -> list[int]:
+    """Where a mask of one dimension is true."""
+    return torch.nonzero(mask).flatten().tolist()
 
 
 def along(vector: Tensor, like: Tensor, dimension: int) -> Tensor:

@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx.node import Node
 
-from reefknot.shrinking.cut import Cut, sliced
+from reefknot.shrinking.cut import fitting_cut, sliced
 from reefknot.shrinking.graph import analyse
-from reefknot.shrinking.kept import Kept
 from reefknot.shrinking.masks import weighted
 
 
@@ -36,18 +34,13 @@ class Narrowed:
     def __init__(self, model: nn.Module, fixed: Mapping[str, Tensor], example_input: Any) -> None:
         self.model = model
         found = analyse(_generic(model, fixed), example_input, training=True)
+        # Traced code is for evaluation only.
         is_plain = type(model) is nn.Sequential
-        whole: frozenset[Node] = frozenset()
-        while True:
-            cut = Cut(model, found, Kept(found, whole), selects=is_plain)
-            odd = cut.first_misfit(example_input)
-            if odd is None and isinstance(cut.result(), fx.GraphModule):
-                odd = next(iter(dict(cut.patches())))  # traced code is for evaluation only
-            if odd is None:
-                break
-            whole |= {odd}
+        cut = fitting_cut(model, found, example_input, selects=is_plain, traced=False)
         self._small, self._slices = cut.result(), cut.slices
-        self.macs = _macs(cut)
+        layers = ((node, weighted(cut.trace, node)) for node in cut.trace.graph.nodes)
+        macs = [cut.macs(node, layer) for node, layer in layers if layer is not None]
+        self.macs = sum(before for before, _ in macs), sum(after for _, after in macs)
 
     def __call__(self, *inputs: Any) -> Any:
         """What the model gives for these inputs, up to rounding."""
@@ -82,14 +75,3 @@ def _generic(model: nn.Module, fixed: Mapping[str, Tensor]) -> nn.Module:
             if name in fixed:
                 parameter[fixed[name].to(parameter.device)] = 0.0
     return generic
-
-
-def _macs(cut: Cut) -> tuple[int, int]:
-    before = after = 0
-    for node in cut.trace.graph.nodes:
-        layer = weighted(cut.trace, node) if node.op.startswith("call_") else None
-        if layer is not None:
-            before += cut.trace.values[node].numel() * layer.tensors[0][0].numel()
-            weight = cut.model.get_parameter(layer.names[0])
-            after += int(torch.tensor(cut.kept.count(node)).prod()) * weight[0].numel()
-    return before, after

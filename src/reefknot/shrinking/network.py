@@ -6,22 +6,19 @@ Gives     `Shrunk`: a copy of the model with smaller layers under the same names
 Unaware   of files and of what made the zeros.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.node import Node
 
 from reefknot.errors import ReefknotError
 from reefknot.progress import doing
-from reefknot.shrinking.cut import Cut
+from reefknot.shrinking.cut import Cut, fitting_cut
 from reefknot.shrinking.graph import analyse
-from reefknot.shrinking.kept import Kept
 from reefknot.shrinking.masks import weighted
-from reefknot.shrinking.trace import Unfollowed
+from reefknot.shrinking.trace import Unfollowed, arguments
 
 _RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the check on the example
 
@@ -71,14 +68,7 @@ def shrink(model: nn.Module, example_input: Any, *, selects: bool = True) -> Shr
         selects: whether a `Select` may be put in front of a dense layer.
     """
     found = analyse(model, example_input)
-    whole: frozenset[Node] = frozenset()
-    while True:
-        kept = Kept(found, whole)
-        smaller = Cut(model, found, kept, selects=selects)
-        odd = smaller.first_misfit(example_input)
-        if odd is None:
-            break
-        whole |= {odd}
+    smaller = fitting_cut(model, found, example_input, selects=selects)
     result = smaller.result()
     _check(model, result, example_input)
     before, after = (sum(p.numel() for p in m.parameters()) for m in (model, result))
@@ -87,13 +77,12 @@ def shrink(model: nn.Module, example_input: Any, *, selects: bool = True) -> Shr
 
 def _check(model: nn.Module, smaller: nn.Module, example_input: Any) -> None:
     """Compare outputs on the example: a difference would be a bug."""
-    inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
     outputs = []
     for one in (model, smaller):
         was_training = one.training
         one.eval()
         with torch.no_grad():
-            outputs.append(one(*inputs))
+            outputs.append(one(*arguments(example_input)))
         one.train(was_training)
     if isinstance(outputs[0], Tensor) and outputs[0].is_floating_point():
         scale = max(float(outputs[0].abs().max()), 1.0) if outputs[0].numel() else 1.0
@@ -109,29 +98,20 @@ def _check(model: nn.Module, smaller: nn.Module, example_input: Any) -> None:
 def _table(cut: Cut) -> Iterator[Layer]:
     """What became of each layer with weights."""
     for node in cut.trace.graph.nodes:
-        layer = weighted(cut.trace, node) if node.op.startswith("call_") else None
+        layer = weighted(cut.trace, node)
         if layer is None:
             continue
         channels = cut.kept.masks.channels(node)
-        value, into = cut.trace.values[node], cut.kept.input_dimension(node, layer)
         new = [cut.model.get_parameter(name) for name in layer.names]
-        old_size, new_size = value.shape, cut.kept.count(node)
-        batch = max(int(value.shape[0]), 1) if value.ndim > 1 else 1
-        macs = tuple(
-            math.prod(size) // batch * weight[0].numel() if len(weight) else 0
-            for size, weight in ((old_size, layer.tensors[0]), (new_size, new[0]))
-        )
-        reads = cut.kept.sets[layer.source][into]
+        reads = cut.kept.sets[layer.source][layer.dimension(cut.trace.values[layer.source])]
+        left = len(cut.selected[node]) if node in cut.selected else int(reads.sum())
         yield Layer(
             name=cut.trace.name(node),
             kind=cut.trace.kind(node),
-            inputs=(
-                len(reads),
-                len(cut.selected[node]) if node in cut.selected else int(reads.sum()),
-            ),
-            units=(old_size[channels], new_size[channels]),
+            inputs=(len(reads), left),
+            units=(cut.trace.values[node].shape[channels], cut.kept.count(node)[channels]),
             parameters=(sum(t.numel() for t in layer.tensors), sum(t.numel() for t in new)),
-            macs=(macs[0], macs[1]),
+            macs=cut.macs(node, layer),
             folded=cut.folded.get(node, 0),
             stuck=tuple(cut.kept.idle(node, channels)),
         )

@@ -61,21 +61,14 @@ def varies(masks: Masks, node: Node) -> Any:
         weights = [(tensor != 0).float() for tensor in layer.tensors]
         weights[1:] = [torch.zeros_like(bias) for bias in weights[1:]]
         return layer.run(masks.varies[layer.source].float(), *weights) > 0
-    if kind in MULTILINEAR or (kind == "mul" and len(inputs) == 2):
-        result = torch.zeros(value.shape, dtype=torch.bool)
-        for changing in inputs:
-            others = {n: as_float(masks.nonzero(n)) for n in inputs}
-            result |= rerun(masks, node, others | {changing: as_float(masks.varies[changing])}) > 0
-        return result
-    if kind in MOVING:
-        given = {n: as_float(masks.varies[n]) for n in inputs}
-        return tree_map(lambda part: part > 0, rerun(masks, node, given))
-    if kind in POOLS:
-        return _pooled(masks, node)(masks.varies[inputs[0]].float()) > 0
-    if kind in POINTWISE:
-        shape = value.shape
-        return torch.stack([masks.varies[n].expand(shape) for n in inputs]).any(0)
-    return torch.ones_like(value, dtype=torch.bool) & _scaled(masks, node, masks.varies)
+    run = _on_masks(masks, node)
+    if run is None:
+        return torch.ones_like(value, dtype=torch.bool) & _scaled(masks, node, masks.varies)
+    varying = {n: as_float(masks.varies[n]) for n in inputs}
+    if not _is_product(masks, node):
+        return tree_map(lambda part: part > 0, run(varying))
+    others = {n: as_float(masks.nonzero(n)) for n in inputs}
+    return torch.stack([run(others | {n: varying[n]}) > 0 for n in inputs]).any(0)
 
 
 def _scaled(masks: Masks, node: Node, given: dict[Node, Any]) -> Tensor:
@@ -119,13 +112,10 @@ def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Cla
     trace = masks.trace
     kind, inputs = trace.kind(node), masks.tracked(node)
     if is_barrier(masks, node):
-        module = trace.module(node)
-        tensors = leaves(trace.values[node])
-        if not all(map(is_tracked, tensors)) or any_of(needed):
+        if not all(map(is_tracked, leaves(trace.values[node]))) or any_of(needed):
             yield from ((n, all_of(trace.values[n], True)) for n in inputs)
-            if module is not None:
-                for name, tensor in module.state_dict(keep_vars=True).items():
-                    yield f"{node.target}.{name}", torch.ones_like(tensor, dtype=torch.bool)
+            for name, tensor in trace.tensors(node).items():
+                yield name, torch.ones_like(tensor, dtype=torch.bool)
         return
     if not any_of(needed):
         return
@@ -134,23 +124,20 @@ def claims(masks: Masks, node: Node, needed: Any, lenient: bool) -> Iterator[Cla
         weights = [(tensor != 0).float() for tensor in layer.tensors]
         reached = reaching(layer.run, [masks.nonzero(layer.source).float(), *weights], needed)
         yield from zip([layer.source, *layer.names], reached, strict=True)
-    elif kind in MULTILINEAR or (kind == "mul" and len(inputs) == 2):
-        given = {n: as_float(masks.nonzero(n)) for n in inputs}
-        yield from _claims_by_autograd(masks, node, given, needed)
-    elif kind in MOVING:
-        given = {n: as_float(all_of(trace.values[n], True)) for n in inputs}
-        yield from _claims_by_autograd(masks, node, given, needed)
-    elif kind in POOLS:
-        ones = torch.ones_like(masks.varies[inputs[0]], dtype=torch.float32)
-        yield inputs[0], reaching(_pooled(masks, node), [ones], needed)[0]
-    elif kind in POINTWISE:
-        if lenient:
+    elif (run := _on_masks(masks, node)) is not None:
+        if lenient and kind in POINTWISE:
             needed = needed & ~_zero_anyway(masks, node, inputs)
-        shapes = [torch.ones_like(masks.varies[n], dtype=torch.float32) for n in inputs]
-        total = reaching(
-            lambda *parts: sum(part.expand(needed.shape) for part in parts), shapes, needed
+        if _is_product(masks, node):
+            given = {n: as_float(masks.nonzero(n)) for n in inputs}
+        else:
+            given = {n: as_float(all_of(trace.values[n], True)) for n in inputs}
+        flat, spec = tree_flatten(list(given.values()))
+        reached = reaching(
+            lambda *parts: run(dict(zip(given, tree_unflatten(parts, spec), strict=True))),
+            flat,
+            needed,
         )
-        yield from zip(inputs, total, strict=True)
+        yield from zip(given, tree_unflatten(reached, spec), strict=True)
         if kind == "prelu" and node.op == "call_module":
             own = f"{node.target}.weight"
             several = trace.model.get_parameter(own).numel() > 1
@@ -202,6 +189,25 @@ def _zero_anyway(masks: Masks, node: Node, inputs: list[Node]) -> Tensor:
 # -- helpers ---------------------------------------------------------------------------------
 
 
+def _is_product(masks: Masks, node: Node) -> bool:
+    """Whether a zero in one input of a node hides what is in another."""
+    kind = masks.trace.kind(node)
+    return kind in MULTILINEAR or (kind == "mul" and len(masks.tracked(node)) == 2)
+
+
+def _on_masks(masks: Masks, node: Node) -> Callable[[dict[Node, Any]], Any] | None:
+    """What shows on zeros and ones how elements depend on inputs; None for norms and the like."""
+    kind, value, inputs = masks.trace.kind(node), masks.trace.values[node], masks.tracked(node)
+    if kind in MOVING or _is_product(masks, node):
+        return lambda given: rerun(masks, node, given)
+    if kind in POOLS:
+        pool = _pooled(masks, node)
+        return lambda given: pool(given[inputs[0]])
+    if kind in POINTWISE:
+        return lambda given: sum(part.expand(value.shape) for part in given.values())
+    return None
+
+
 def _pooled(masks: Masks, node: Node) -> Callable[[Tensor], Tensor]:
     """Average pooling in place of max pooling: it depends on the same elements."""
     kind, value = masks.trace.kind(node), masks.trace.values[node]
@@ -228,21 +234,6 @@ def rerun(masks: Masks, node: Node, given: dict[Node, Any]) -> Any:
     """A node with some of its inputs replaced."""
     others = {n: masks.trace.values[n] for n in node.all_input_nodes}
     return masks.trace.call(node, others | given)
-
-
-def _claims_by_autograd(
-    masks: Masks, node: Node, given: dict[Node, Any], needed: Any
-) -> Iterator[Claim]:
-    """Claims on these inputs of a node, by autograd of the node itself."""
-    nodes = list(given)
-    flat, spec = tree_flatten([given[n] for n in nodes])
-
-    def run(*leaves: Tensor) -> Any:
-        parts = tree_unflatten(list(leaves), spec)
-        return rerun(masks, node, dict(zip(nodes, parts, strict=True)))
-
-    reached = tree_unflatten(reaching(run, flat, needed), spec)
-    yield from zip(nodes, reached, strict=True)
 
 
 def reaching(run: Callable[..., Any], inputs: list[Tensor], needed: Any) -> list[Tensor]:

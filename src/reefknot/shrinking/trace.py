@@ -12,7 +12,7 @@ can be put in the place of the old one. A submodule that fx cannot trace is one 
 import copy
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,12 @@ class Trace:
         """The module that a node calls, if it calls one."""
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
+    def tensors(self, node: Node) -> dict[str, Tensor]:
+        """The parameters and buffers of the module that a node calls, by full name."""
+        module = self.module(node)
+        own = {} if module is None else module.state_dict(keep_vars=True)
+        return {f"{node.target}.{key}": tensor for key, tensor in own.items()}
+
     def kind(self, node: Node) -> str:
         """The name of a node's operation, the same for module, function and method."""
         if node.op in ("placeholder", "output", "get_attr"):
@@ -70,14 +76,15 @@ class Trace:
         name = name.replace("_", "")
         return _KIND.get(name, name)
 
-    def call(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """What a node gives for these inputs; the inputs stay as they are."""
+    def call(self, node: Node, values: Mapping[Node, Any], args: Any = None) -> Any:
+        """What a node gives for these inputs (or arguments); the inputs stay as they are."""
 
         def copied(argument: Node) -> Any:
             value = values[argument]
             return value.clone() if isinstance(value, Tensor) else value
 
-        args, kwargs = map_arg(node.args, copied), map_arg(node.kwargs, copied)
+        args = map_arg(node.args if args is None else args, copied)
+        kwargs = map_arg(node.kwargs, copied)
         module = self.module(node)
         if module is not None:
             return module(*args, **kwargs)
@@ -86,6 +93,23 @@ class Trace:
         assert callable(node.target)
         return node.target(*args, **kwargs)
 
+    def evaluated(
+        self, example_input: Any, call: Callable[[Node, dict[Node, Any]], Any] | None = None
+    ) -> Iterator[tuple[Node, Any]]:
+        """Every node in order, and its value for an input; `call` computes those of operations."""
+        values: dict[Node, Any] = {}
+        given = iter(arguments(example_input))
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given, node.args[0] if node.args else None)
+            elif node.op == "get_attr":
+                values[node] = operator.attrgetter(str(node.target))(self.model)
+            elif node.op == "output":
+                values[node] = map_arg(node.args[0], values.__getitem__)
+            else:
+                values[node] = (call or self.call)(node, values)
+            yield node, values[node]
+
     def name(self, node: Node) -> str:
         """The name of a node in messages: its module's name, or its operation."""
         return str(node.target) if node.op == "call_module" else node.name
@@ -93,16 +117,18 @@ class Trace:
 
 def trace(model: nn.Module, example_input: Any) -> Trace:
     """Trace a model and run it on the example; the model is not changed."""
-    inputs = example_input if isinstance(example_input, tuple | list) else (example_input,)
+    inputs = [
+        v.detach().to("cpu") if isinstance(v, Tensor) else v for v in arguments(example_input)
+    ]
     plain = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
     graph, unfollowed = followed(plain)
     own = Trace(plain, graph, unfollowed=unfollowed)
     try:
-        own.values = _run(Trace(plain.double(), graph), _as_double(inputs))
+        own.values = _run(Trace(plain.double(), graph), [_as_double(value) for value in inputs])
     except (RuntimeError, TypeError, ValueError):  # perhaps it makes float32 tensors of its own
         own.model = copy.deepcopy(model).to("cpu").eval().requires_grad_(False)
         try:
-            own.values = _run(own, [_on_cpu(value) for value in inputs])
+            own.values = _run(own, inputs)
         except (RuntimeError, TypeError, ValueError) as error:
             shapes = [tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in inputs]
             raise ConfigError(
@@ -125,31 +151,20 @@ def followed(model: nn.Module) -> tuple[fx.Graph, list[Unfollowed]]:
         ) from error
 
 
-def _on_cpu(value: Any) -> Any:
-    return value.detach().to("cpu") if isinstance(value, Tensor) else value
+def arguments(example_input: Any) -> tuple[Any, ...]:
+    """What a model is called with for an example: a tensor, or a tuple of them."""
+    return tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
 
 
-def _as_double(inputs: Sequence[Any]) -> list[Any]:
-    found = [_on_cpu(value) for value in inputs]
-    return [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in found]
+def _as_double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _run(trace: Trace, inputs: Sequence[Any]) -> dict[Node, Any]:
+def _run(trace: Trace, inputs: list[Any]) -> dict[Node, Any]:
     """The value of every node; nothing is overwritten by operations in place."""
-    values: dict[Node, Any] = {}
-    given = iter(inputs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's advice on speed
-        for node in trace.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(given, node.args[0] if node.args else None)
-            elif node.op == "get_attr":
-                values[node] = operator.attrgetter(str(node.target))(trace.model)
-            elif node.op == "output":
-                values[node] = map_arg(node.args[0], values.__getitem__)
-            else:
-                values[node] = trace.call(node, values)
-    return values
+        return dict(trace.evaluated(inputs))
 
 
 class _Tracer(fx.Tracer):

@@ -125,3 +125,16 @@ def test_a_whole_run_ends_in_the_same_file(caplog):
     for tensor in narrow_state.tensors:
         if tensor.name in tied:
             assert (tensor.indices == tied[tensor.name].indices).all(), tensor.name
+
+
+def test_layers_inside_of_others_may_read_few_of_their_inputs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(20, 8), nn.ReLU()), nn.Linear(8, 3))
+    fixed = {"0.0.weight": torch.zeros(8, 20, dtype=torch.bool)}
+    fixed["0.0.weight"][:, :10] = True
+    with torch.no_grad():
+        model[0][0].weight[fixed["0.0.weight"]] = 0
+    x = torch.randn(5, 20)
+    narrowed = Narrowed(model, fixed, x)
+    assert narrowed.macs == (8 * 20 + 3 * 8, 8 * 20 + 3 * 8)  # for one example
+    assert torch.allclose(narrowed(x), model(x), atol=1e-6)

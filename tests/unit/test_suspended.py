@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import reefknot
 from reefknot.errors import ReefknotError, UserCodeError
-from reefknot.packing import walking
+from reefknot.packing import suspended
 from reefknot.packing.clustering import Settings
 from reefknot.packing.network import Packer
-from reefknot.packing.walking import Network, can_walk
+from reefknot.packing.suspended import Network, can_suspend
 
 
 class Residual(nn.Module):
@@ -48,30 +48,32 @@ def batches():
 
 
 def waiting():
-    return [t for t in threading.enumerate() if isinstance(t, walking._Walker)]
+    return [t for t in threading.enumerate() if isinstance(t, suspended._SuspendedPass)]
 
 
 def collected(model, batches):
-    with Network(model, batches, walks=True) as network:
+    with Network(model, batches, suspends=True) as network:
         return [torch.cat(list(network.inputs(site, 10**6))) for site in network.sites]
 
 
-def test_a_walk_runs_each_batch_once(model, batches):
+def test_suspended_passes_run_each_batch_once(model, batches):
     collected(model, batches)
     assert model.runs == 1 + len(batches)  # the first batch tells which sites there are
 
 
 def test_inputs_are_those_of_a_run_from_the_beginning(model, batches, monkeypatch):
-    walked = collected(model, batches)
-    monkeypatch.setattr(walking, "_memory", lambda: 0)
+    suspended_once = collected(model, batches)
+    monkeypatch.setattr(suspended, "_memory", lambda: 0)
     run_again = collected(model, batches)
     assert model.runs > 4 * len(batches)  # once for each of five sites, and a little
-    assert len(walked) == 5
-    assert all(torch.equal(one, other) for one, other in zip(walked, run_again, strict=True))
+    assert len(suspended_once) == 5
+    assert all(
+        torch.equal(one, other) for one, other in zip(suspended_once, run_again, strict=True)
+    )
 
 
 def test_a_weight_that_changes_while_batches_wait_is_used_as_it_is_then(model, batches):
-    with torch.no_grad(), Network(model, batches, walks=True) as network:
+    with torch.no_grad(), Network(model, batches, suspends=True) as network:
         first, *_, last = network.sites
         list(network.inputs(first, 10**6))
         model.first.weight.zero_()
@@ -84,17 +86,17 @@ def test_a_weight_that_changes_while_batches_wait_is_used_as_it_is_then(model, b
     assert torch.equal(found, torch.cat(expected))
 
 
-def test_packing_is_the_same_whether_it_walks_or_runs_again(model, batches, monkeypatch):
+def test_packing_is_the_same_whether_it_suspends_or_runs_again(model, batches, monkeypatch):
     def packed():
         packer = Packer(model, batches, Settings(min_size=20))
-        packer.weigh(1e-5)
+        packer.measure_sensitivity(1e-5)
         return packer.at(1e-5)[0].state_dict()
 
-    walked = packed()
-    monkeypatch.setattr(walking, "_memory", lambda: 0)
+    suspended_once = packed()
+    monkeypatch.setattr(suspended, "_memory", lambda: 0)
     again = packed()
-    assert all(torch.equal(walked[name], again[name]) for name in walked)
-    assert not torch.equal(walked["left.weight"], model.left.weight)
+    assert all(torch.equal(suspended_once[name], again[name]) for name in suspended_once)
+    assert not torch.equal(suspended_once["left.weight"], model.left.weight)
 
 
 def test_batches_that_take_another_way_are_left_out_where_they_do_not_come_by(batches):
@@ -109,7 +111,7 @@ def test_batches_that_take_another_way_are_left_out_where_they_do_not_come_by(ba
             return self.last(self.often(x) if len(x) > 2 else x)
 
     inputs = [torch.randn(n, 6) for n in (3, 1, 4)]
-    with Network(Switch().eval(), inputs, walks=True) as network:
+    with Network(Switch().eval(), inputs, suspends=True) as network:
         rows = [
             sum(len(x) for x in network.inputs(site, 10**6) if x is not None)
             for site in network.sites
@@ -118,7 +120,7 @@ def test_batches_that_take_another_way_are_left_out_where_they_do_not_come_by(ba
 
 
 def test_nothing_waits_after_the_end(model, batches):
-    with Network(model, batches, walks=True) as network:
+    with Network(model, batches, suspends=True) as network:
         next(network.inputs(network.sites[1], 10**6))
         assert len(waiting()) == 1
     assert not waiting()
@@ -135,7 +137,7 @@ def test_an_error_in_the_model_is_told_and_nothing_waits_after_it(batches):
     broken = Broken().eval()
     with (
         pytest.raises(UserCodeError, match="no single images"),
-        Network(broken, [*batches, batches[0][:1]], walks=True) as network,
+        Network(broken, [*batches, batches[0][:1]], suspends=True) as network,
     ):
         for site in network.sites:
             list(network.inputs(site, 10**6))
@@ -194,30 +196,30 @@ def rows():
     return list(torch.randn(6, 20, 6, generator=torch.Generator().manual_seed(2)))
 
 
-def test_plain_models_may_walk(model, batches, rows):
-    assert can_walk(model, batches) and can_walk(Layers().eval(), rows)
-    assert can_walk(Layers().eval(), rows[:1])
+def test_plain_models_can_be_suspended(model, batches, rows):
+    assert can_suspend(model, batches) and can_suspend(Layers().eval(), rows)
+    assert can_suspend(Layers().eval(), rows[:1])
     transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 12, batch_first=True), 2)
     recurrent = nn.GRU(6, 5, batch_first=True)
     for layers in (transformer, recurrent):  # torch has kernels for all of it at once
-        assert can_walk(layers.eval(), [x.unflatten(0, (4, 5)) for x in rows])
+        assert can_suspend(layers.eval(), [x.unflatten(0, (4, 5)) for x in rows])
 
 
 @pytest.mark.slow
-def test_the_first_model_of_a_process_may_walk():
+def test_the_first_model_of_a_process_can_be_suspended():
     code = """
 import torch
-from reefknot.packing.walking import can_walk
-assert can_walk(torch.nn.Linear(6, 3).eval(), list(torch.randn(4, 20, 6)))
+from reefknot.packing.suspended import can_suspend
+assert can_suspend(torch.nn.Linear(6, 3).eval(), list(torch.randn(4, 20, 6)))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("kind", [Locked, Remembering, ChangingKernels, ChangingWarnings, Random])
 def test_a_model_that_is_not_for_several_batches_at_once_is_run_again(kind, rows, monkeypatch):
-    monkeypatch.setattr(walking, "PATIENCE", 0.5)
+    monkeypatch.setattr(suspended, "PATIENCE", 0.5)
     before = torch.backends.cuda.flash_sdp_enabled(), list(warnings.filters)
-    assert not can_walk(kind().eval(), rows)
+    assert not can_suspend(kind().eval(), rows)
     assert (torch.backends.cuda.flash_sdp_enabled(), list(warnings.filters)) == before
     assert not waiting()
 
@@ -236,7 +238,7 @@ def test_what_a_model_keeps_of_a_batch_is_that_of_the_same_batch(tmp_path, rows)
 
 
 def test_a_lock_in_the_model_does_not_stop_it(tmp_path, rows, monkeypatch):
-    monkeypatch.setattr(walking, "PATIENCE", 0.5)
+    monkeypatch.setattr(suspended, "PATIENCE", 0.5)
     packed = [
         reefknot.pack(kind().eval(), tmp_path / "m.reef", bits=12, min_size=10, inputs=rows)
         for kind in (Layers, Locked)
@@ -245,12 +247,12 @@ def test_a_lock_in_the_model_does_not_stop_it(tmp_path, rows, monkeypatch):
 
 
 def test_many_threads_are_not_started(model, batches, monkeypatch):
-    monkeypatch.setattr(walking, "MOST_THREADS", 4 * torch.get_num_threads())
-    assert not Network(model, batches, walks=True).walks
-    assert Network(model, batches[:4], walks=True).walks
+    monkeypatch.setattr(suspended, "MOST_THREADS", 4 * torch.get_num_threads())
+    assert not Network(model, batches, suspends=True).suspends
+    assert Network(model, batches[:4], suspends=True).suspends
 
 
-def test_a_walk_has_the_context_of_its_caller(rows):
+def test_a_suspended_pass_has_the_context_of_its_caller(rows):
     scale = contextvars.ContextVar("scale")
 
     class Scaled(Layers):
@@ -258,7 +260,7 @@ def test_a_walk_has_the_context_of_its_caller(rows):
             return super().forward(scale.get() * x)
 
     scale.set(2.0)
-    assert can_walk(Scaled().eval(), rows)
+    assert can_suspend(Scaled().eval(), rows)
 
 
 # -- products that are not seen, and batches that take another way ---------------------------
@@ -310,8 +312,8 @@ def test_batches_that_take_a_way_of_their_own_count_after_it(rows):
     assert positive and negative
     for first, most in ((positive, 3), (negative, 2)):
         others = negative if first is positive else positive
-        for walks in (True, False):
-            with Network(Branching().eval(), first + others, walks=walks) as network:
+        for suspends in (True, False):
+            with Network(Branching().eval(), first + others, suspends=suspends) as network:
                 seen = {
                     site.name: sum(x is not None for x in network.inputs(site, 100))
                     for site in network.sites

@@ -1,4 +1,4 @@
-"""Walking: a network is run once, and waits at each of its weights until that weight is packed.
+"""Suspended forward passes: a network is run once, and waits at each weight until it is packed.
 
 Takes     a torch module, and batches of calibration inputs.
 Gives     in which order its weights are used, and the inputs of each of them.
@@ -8,8 +8,8 @@ Each batch has a thread of its own, which waits before the product with a weight
 runs at a time. So a weight that is changed while the threads wait is used as it is from then on,
 and nothing is computed twice, whatever the model is made of. But all batches are inside the model
 at the same time, which not every model allows: it may hold a lock, or keep something of a batch in
-itself. `can_walk` tries it. Where it fails, where the batches would take too much memory, and for a
-weight that is used repeatedly, such as that of a recurrent layer, the model is run from its
+itself. `can_suspend` tries it. Where it fails, where the batches would take too much memory, and
+for a weight that is used repeatedly, such as that of a recurrent layer, the model is run from its
 beginning instead, up to that weight.
 """
 
@@ -35,7 +35,7 @@ HELD_TENSORS = 4
 MEMORY_SHARE = 1 / 8  # that the batches of one network may hold
 USUAL_MEMORY = 2**34  # where the system does not say how much it has
 MOST_THREADS = 1024  # of one network: torch gives each thread some of its own
-TRIED = 3  # batches that walk together on trial
+TRIED = 3  # batches that are inside the model together on trial
 ROUNDING = 1e-4  # relative L2 norm
 PATIENCE = 10.0  # seconds, and times what a batch takes alone: then it is stuck
 
@@ -50,7 +50,7 @@ class _StuckError(Exception):
     """A batch neither comes to the next weight nor to an end."""
 
 
-def can_walk(model: nn.Module, batches: Sequence[Any]) -> bool:
+def can_suspend(model: nn.Module, batches: Sequence[Any]) -> bool:
     """Whether batches may be inside a model at the same time, as far as a trial shows.
 
     They must have the outputs that each has alone, and leave nothing changed that models share.
@@ -61,8 +61,8 @@ def can_walk(model: nn.Module, batches: Sequence[Any]) -> bool:
         alone = [call(model, batch) for batch in few]
         patience = PATIENCE * (1 + time.monotonic() - began)
         try:
-            with Network(model, few, walks=True, patience=patience) as network:
-                if not network.walks:
+            with Network(model, few, suspends=True, patience=patience) as network:
+                if not network.suspends:
                     return False
                 before = _settings()  # now that what is imported when it is first used is there
                 together = network.outputs()
@@ -82,15 +82,15 @@ class Network:
         model: nn.Module,
         batches: Sequence[Any],
         *,
-        walks: bool,
+        suspends: bool,
         patience: float | None = None,
     ) -> None:
-        """Prepare; with `walks` all batches are inside the model at the same time, if they fit."""
+        """Prepare; with `suspends` all batches are inside the model together, if they fit."""
         self.model = model
         self.generator = torch.Generator()
         self._batches = list(batches)
         self._again: set[tuple[str, int]] = set()  # sites that a run reaches repeatedly
-        self._waiting: set[tuple[str, int]] = set()  # sites where walkers wait
+        self._waiting: set[tuple[str, int]] = set()  # sites where passes are suspended
         largest = 0
         found: dict[tuple[str, int], Site] = {}
 
@@ -104,24 +104,25 @@ class Network:
         self.sites = list(found.values())  # in the order in which the first batch reaches them
         held = HELD_TENSORS * largest * len(self._batches)
         threads = len(self._batches) * torch.get_num_threads()
-        self._walkers: list[_Walker] = []
-        if walks and held <= MEMORY_SHARE * _memory() and threads <= MOST_THREADS:
-            self._walkers = [_Walker(self, batch, patience) for batch in self._batches]
+        self._passes: list[_SuspendedPass] = []
+        if suspends and held <= MEMORY_SHARE * _memory() and threads <= MOST_THREADS:
+            self._passes = [_SuspendedPass(self, batch, patience) for batch in self._batches]
 
     def __enter__(self) -> "Network":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for walker in self._walkers:
-            walker.abandon()
-        for walker in self._walkers:
-            walker.wait_for_end()
-        self._walkers = []
+        for one in self._passes:
+            one.abandon()
+        for one in self._passes:
+            if one.ident is not None:
+                one.join()
+        self._passes = []
 
     @property
-    def walks(self) -> bool:
+    def suspends(self) -> bool:
         """Whether the batches are inside the model at the same time."""
-        return bool(self._walkers)
+        return bool(self._passes)
 
     def inputs(self, wanted: Site, most: int) -> Iterator[Tensor | None]:
         """The inputs of a site for each batch, as (n, groups, in); of a norm as they are.
@@ -132,8 +133,8 @@ class Network:
         self._waiting = set(places[places.index(wanted.key) :])
         share = -(-most // len(self._batches))
         # Between two uses of a weight come others that are packed later.
-        if self.walks and wanted.key not in self._again:
-            views = (walker.go_to(wanted) for walker in self._walkers)
+        if self.suspends and wanted.key not in self._again:
+            views = (one.go_to(wanted) for one in self._passes)
         else:
             views = (self._run_to(wanted, batch, share) for batch in self._batches)
         for view in views:
@@ -148,7 +149,7 @@ class Network:
             for _ in self.inputs(site, 1):
                 pass
         self._waiting = set()
-        return [walker.go_to_end() for walker in self._walkers]
+        return [one.go_to_end() for one in self._passes]
 
     def waits_at(self, site: Site) -> bool:
         """Whether a batch that reaches a site has to wait there."""
@@ -179,8 +180,8 @@ class Network:
             call(self.model, batch)
 
 
-class _Walker(threading.Thread):
-    """A batch on its way through a network, in its own thread; waits where it is told to."""
+class _SuspendedPass(threading.Thread):
+    """A forward pass of one batch in its own thread, suspended at sites where it has to wait."""
 
     def __init__(self, network: Network, batch: Any, patience: float | None) -> None:
         super().__init__(daemon=True)
@@ -190,7 +191,7 @@ class _Walker(threading.Thread):
         self._output: Any = None
         self._error: BaseException | None = None
         self._abandoned = False
-        self._may_go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
+        self._may_go, self._has_stopped = threading.Semaphore(0), threading.Semaphore(0)
 
     def go_to(self, wanted: Site) -> View | None:
         """Go on to a site; what it has there, or None if it does not come by.
@@ -214,13 +215,8 @@ class _Walker(threading.Thread):
         self._abandoned = True
         self._may_go.release()
 
-    def wait_for_end(self) -> None:
-        """After it was abandoned."""
-        if self.ident is not None:
-            self.join()
-
     def _move(self) -> bool:
-        """Let it run until it stands; whether it has not ended."""
+        """Let it run until it is suspended or at its end; whether it is suspended."""
         if self.ident is not None and not self.is_alive():
             return False
         with step_by_step(self._network.model):
@@ -228,7 +224,7 @@ class _Walker(threading.Thread):
                 self.start()
             else:
                 self._may_go.release()
-            if not self._stands.acquire(timeout=self._patience):
+            if not self._has_stopped.acquire(timeout=self._patience):
                 raise _StuckError
         if self._here is None:
             self.join()
@@ -238,21 +234,21 @@ class _Walker(threading.Thread):
 
     def run(self) -> None:
         """The thread: the forward pass of the batch."""
-        self._context.run(self._walk)
-        self._here = None
-        self._stands.release()
+        self._context.run(self._forward)
 
-    def _walk(self) -> None:
+    def _forward(self) -> None:
         try:
             with watched(self._network.model, self._wait), contextlib.suppress(_StopError):
                 self._output = call(self._network.model, self._batch)
         except BaseException as error:
             self._error = error
+        self._here = None
+        self._has_stopped.release()
 
     def _wait(self, site: Site, view: View) -> None:
         if self._network.waits_at(site) and not self._abandoned:
             self._here = site, view
-            self._stands.release()
+            self._has_stopped.release()
             self._may_go.acquire()
         if self._abandoned:
             raise _StopError
@@ -350,10 +346,9 @@ def _tensors(output: Any) -> list[Tensor]:
 
 def _alike(some: list[Tensor], others: list[Tensor]) -> bool:
     """Whether these differ by rounding alone."""
-    pairs = list(zip(some, others, strict=False))
     return len(some) == len(others) and all(
         one.shape == other.shape and bool((one - other).norm() <= ROUNDING * one.norm())
-        for one, other in pairs
+        for one, other in zip(some, others, strict=True)
     )
 
 
