@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import reefknot
-from reefknot.dtypes import DTYPES
+from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
-from reefknot.packing.changes import from_numbers, to_numbers
 from reefknot.packing.clustering import Settings
 from reefknot.packing.lookups import (
     have_own_steps,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import reefknot
-from reefknot.dtypes import DTYPES
+from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
 from reefknot.packing.budget import Budget, BudgetPlan, share_of
-from reefknot.packing.changes import from_numbers, network_error, to_numbers
+from reefknot.packing.changes import network_error
 from reefknot.packing.clustering import Settings
 from reefknot.packing.pack import pack
 from reefknot.packing.quantizer import Histogram, Quantizer, quantize

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reefknot.dtypes import DTYPES, DType, is_zero
+from reefknot.dtypes import DTYPES, DType, from_numbers, is_zero, to_numbers
 from reefknot.errors import ConfigError, ReefknotError, did_you_mean
 from reefknot.kernels.kmeans1d import kmeans1d, nearest
 from reefknot.packing import low_bit
@@ -30,10 +30,8 @@ from reefknot.packing.changes import (
     NOT_FINITE,
     Change,
     Loss,
-    from_numbers,
     is_finite,
     parts_of,
-    to_numbers,
     warnings_about,
 )
 from reefknot.progress import doing, each

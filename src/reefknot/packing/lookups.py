@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reefknot.dtypes import DType, significant
-from reefknot.packing.changes import CHUNK, from_numbers, parts_of
-from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy
+from reefknot.bits import entropy
+from reefknot.dtypes import DType, from_numbers, significant
+from reefknot.packing.changes import CHUNK, parts_of
+from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer
 from reefknot.packing.walking import call
 
 LEAST, MOST = 1 / 16, 16.0  # what an error in a row may count, relative to the mean of all rows

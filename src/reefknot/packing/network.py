@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from reefknot.bits import entropy
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Site
@@ -40,7 +41,7 @@ from reefknot.packing.lookups import (
     weights_as_read,
 )
 from reefknot.packing.norms import Statistics, make_canonical, renew
-from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
+from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, quantize
 from reefknot.packing.walking import Network, can_walk
 from reefknot.progress import doing, each
 from reefknot.tensors import dtype_for, to_array, to_tensor

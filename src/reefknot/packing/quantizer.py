@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reefknot.dtypes import DType, is_zero, significant
-from reefknot.packing.changes import CHUNK, Loss, from_numbers, parts_of, to_numbers
+from reefknot.bits import entropy
+from reefknot.dtypes import DType, from_numbers, is_zero, significant, to_numbers
+from reefknot.packing.changes import CHUNK, Loss, parts_of
 from reefknot.state import Codebook
 
 BIT_WORTH = math.log(2) / 6  # of a bit, in squared steps
@@ -171,12 +172,6 @@ def quantize(
     for at, part in parts_of(values, dtype):
         loss.add(part, stored[indices[at : at + CHUNK]])
     return book, indices.reshape(values.shape), loss
-
-
-def entropy(counts: np.ndarray) -> float:
-    """Order-0 entropy, in bits per element, of symbols with these counts."""
-    share = counts[counts > 0] / max(counts.sum(), 1)
-    return max(float(-(share * np.log2(share)).sum()), 0.0)
 
 
 def rounded(values: np.ndarray, step: float) -> np.ndarray:
