@@ -17,7 +17,7 @@ from torch import Tensor
 from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.histogram import Countable, InMemory
-from reefknot.kernels.kmeans1d import MANY, Clustering, kmeans1d_of_parts, nearest, refit
+from reefknot.kernels.kmeans1d import COUNTED_FROM, Clustering, kmeans1d_of_parts, nearest, refit
 from reefknot.tying import ops
 from reefknot.tying.clusters import Clusters
 from reefknot.tying.counting import OnDevice, renumber_
@@ -142,8 +142,8 @@ class Group(Clusters):
         if not self.assignments:
             self._allocate()
         numbers = self._countable()
-        if self.distance == "l2" and self.num_weights >= MANY and numbers is not None:
-            found = refit(numbers, self.num_clusters, centers, parts=self.peers)
+        if self.distance == "l2" and self.num_weights >= COUNTED_FROM and numbers is not None:
+            found = refit(numbers, self.num_clusters, centers, reducer=self.peers)
             if found is not None:
                 self.centers = found.centers
                 self._counts = None
@@ -201,10 +201,10 @@ class Group(Clusters):
     def _refit_on_device(self, old: int, others: np.ndarray) -> int | None:
         """The same without a copy on the host, where the weights are many on an accelerator."""
         numbers = self._on_device(old)
-        many = int(self.counts.sum() - self.counts[old]) >= MANY
+        many = int(self.counts.sum() - self.counts[old]) >= COUNTED_FROM
         if numbers is None or not many or self.distance != "l2":
             return None
-        found = refit(numbers, len(others), others, parts=self.peers)
+        found = refit(numbers, len(others), others, reducer=self.peers)
         if found is None:
             return None
         zero, places = int(np.searchsorted(found.centers, 0.0)), np.arange(len(found.centers))

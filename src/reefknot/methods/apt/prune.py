@@ -15,8 +15,7 @@ from torch import Tensor
 
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import counted
-from reefknot.kernels.order import order_statistic
-from reefknot.kernels.parts import ONE_PLACE
+from reefknot.kernels.reducer import SINGLE, order_statistic
 from reefknot.methods.apt.num_clusters import better_num_clusters
 from reefknot.methods.apt.target import Target
 from reefknot.methods.method import log
@@ -140,7 +139,7 @@ class Pruning:
 
     def _order_statistic(self, magnitudes: np.ndarray, place: int) -> float:
         """What stands at a place among these and those that the others have, if sorted."""
-        return order_statistic(magnitudes, place, self.peers if self.peers.several else ONE_PLACE)
+        return order_statistic(magnitudes, place, self.peers if self.peers.several else SINGLE)
 
     def _total(self, numbers: np.ndarray) -> float:
         """The sum of these and those that the others have; the same for any order."""
