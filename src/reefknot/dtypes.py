@@ -10,6 +10,9 @@ import numpy as np
 
 from reefknot.errors import FormatError
 
+_BF16_CUT = 45  # fraction bits of a float64 beyond those of a bfloat16
+_BF16_SMALLEST = 2.0**-126  # the smallest normal bfloat16
+
 
 class DType(NamedTuple):
     """How one element type is held: `storage` is its numpy type, raw bits where numpy has none."""
@@ -78,3 +81,25 @@ def significant(values: np.ndarray, bits: int) -> np.ndarray:
     """The nearest values with at most so many significant bits."""
     fraction, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits))
+
+
+def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Elements as float64."""
+    if dtype.tag == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):  # no warning about a signalling NaN
+        return values.astype(np.float64)
+
+
+def from_numbers(numbers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Each number rounded once to the nearest element of a type, ties to even; may overflow."""
+    with np.errstate(over="ignore", under="ignore"):
+        if dtype.tag != "BF16":
+            return numbers.astype(dtype.storage)
+        numbers = np.asarray(numbers, np.float64)
+        bits = numbers.view(np.int64)
+        up = ((bits >> _BF16_CUT) & 1) + ((1 << (_BF16_CUT - 1)) - 1)
+        normal = ((bits + up) >> _BF16_CUT << _BF16_CUT).view(np.float64)
+        tiny = np.copysign(np.rint(numbers * 2.0**133) * 2.0**-133, numbers)
+        numbers = np.where(np.abs(numbers) < _BF16_SMALLEST, tiny, normal)
+        return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(dtype.storage)

@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from reefknot.codec.huffman import message_bits
-from reefknot.codec.sparse_rows import count_rows
+from reefknot.bits import huffman_bits, message_entropy
 from reefknot.state import KeptTensor, TiedState, TiedTensor
 
 DENSE_GAP_BITS = 5
 CONV_GAP_BITS = 8
 ROW_POINTER_BITS = 32
 TABLE_LENGTH_BITS = 5  # of a code length in a Huffman table, beside the symbol itself
+CHUNK = 1 << 18  # elements processed at a time, to bound memory
 
 
 def rate_file(state: TiedState, file_bytes: int) -> float:
@@ -102,11 +102,7 @@ def predicted_bytes(counts: Iterable[np.ndarray], codebook_bytes: int, kept_byte
     >>> predicted_bytes([np.array([8, 8]), np.array([4, 0])], codebook_bytes=8, kept_bytes=0)
     10
     """
-    bits = 0.0
-    for tensor_counts in counts:
-        seen = np.asarray(tensor_counts, np.float64)
-        seen = seen[seen > 0]
-        bits += float(np.sum(seen * np.log2(seen.sum() / seen)))
+    bits = sum(map(message_entropy, counts))
     return math.ceil(bits / 8) + codebook_bytes + kept_bytes
 
 
@@ -140,7 +136,7 @@ def _layer_bits(tensors: list[TiedTensor], zeros: np.ndarray) -> int:
     for tensor in tensors:
         if tensor.indices.size:
             rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-            count_rows(tensor.indices.reshape(rows, -1), zeros, values, gaps)
+            _count_rows(tensor.indices.reshape(rows, -1), zeros, values, gaps)
             num_rows += rows
     id_bits = max(len(values) - 1, 1).bit_length()
     return ROW_POINTER_BITS * num_rows + _code_bits(values, id_bits) + _code_bits(gaps, gap_bits)
@@ -149,4 +145,28 @@ def _layer_bits(tensors: list[TiedTensor], zeros: np.ndarray) -> int:
 def _code_bits(counts: np.ndarray, symbol_bits: int) -> int:
     """The bits of a Huffman-coded message and its table."""
     entries = int(np.count_nonzero(counts))
-    return message_bits(counts) + entries * (symbol_bits + TABLE_LENGTH_BITS)
+    return huffman_bits(counts) + entries * (symbol_bits + TABLE_LENGTH_BITS)
+
+
+def _count_rows(
+    matrix: np.ndarray, zeros: np.ndarray, values: np.ndarray, gaps: np.ndarray
+) -> None:
+    """Add how often each value and each gap occurs, in rows where only non-zeros have an entry.
+
+    An entry is a value and the number of elements skipped before it in its row; where these are
+    more than `gaps` can count, entries of zero bridge them.
+    """
+    indices, columns = matrix.reshape(-1), matrix.shape[1]
+    last = -1  # where the last entry is
+    for at in range(0, len(indices), CHUNK):
+        part = indices[at : at + CHUNK]
+        found = np.flatnonzero(~zeros[part])
+        places = np.concatenate(([last], at + found))
+        begins = places[1:] // columns * columns
+        skipped = places[1:] - np.maximum(places[:-1], begins - 1) - 1
+        fillers = int((skipped // len(gaps)).sum())
+        values += np.bincount(part[found], minlength=len(values))
+        values[np.argmax(zeros)] += fillers
+        gaps += np.bincount(skipped % len(gaps), minlength=len(gaps))
+        gaps[-1] += fillers
+        last = int(places[-1])

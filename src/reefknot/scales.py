@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reefknot.dtypes import DTYPES, DType
+from reefknot.dtypes import DTYPES, DType, from_numbers
 from reefknot.errors import ReefknotError
 
 SCALED = ("F32", "F16", "BF16")  # types that can have scales. Only ever add at the end
 INTEGERS = ("I8", "I16")  # types of the integers
 NEGATIVE_ZERO = -32_768  # the integer that stands for -0.0
 SCALE = DTYPES["F32"]
-
-_BF16_CUT = 45  # fraction bits of a float64 beyond those of a bfloat16
-_BF16_SMALLEST = 2.0**-126  # the smallest normal bfloat16
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +62,4 @@ class Scales:
         numbers = integers.reshape(-1).astype(np.float64)
         numbers[numbers == NEGATIVE_ZERO] = -0.0
         numbers *= self.values.astype(np.float64)[places]
-        return rounded(numbers, self.dtype)
-
-
-def rounded(numbers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Each float64 rounded to the nearest value of a type, ties to even; infinity on overflow."""
-    with np.errstate(over="ignore", under="ignore"):
-        if dtype.tag != "BF16":
-            return numbers.astype(dtype.storage)
-        bits = numbers.view(np.int64)
-        up = ((bits >> _BF16_CUT) & 1) + ((1 << (_BF16_CUT - 1)) - 1)
-        normal = ((bits + up) >> _BF16_CUT << _BF16_CUT).view(np.float64)
-        tiny = np.copysign(np.rint(numbers * 2.0**133) * 2.0**-133, numbers)
-        numbers = np.where(np.abs(numbers) < _BF16_SMALLEST, tiny, normal)
-        return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(dtype.storage)
+        return from_numbers(numbers, self.dtype)

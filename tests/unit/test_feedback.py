@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from reefknot.bits import entropy
 from reefknot.packing.feedback import MOST, _bits, feedback
-from reefknot.packing.quantizer import entropy
 
 
 def seeded(seed=0):

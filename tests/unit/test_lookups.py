@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import reefknot
-from reefknot.dtypes import DTYPES
+from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
-from reefknot.packing.changes import to_numbers
 from reefknot.packing.clustering import Settings
 from reefknot.packing.lookups import (
     have_own_steps,
@@ -23,7 +22,6 @@ from reefknot.packing.lookups import (
 )
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import change_of_outputs
-from reefknot.scales import rounded
 
 
 class Table(nn.Module):
@@ -127,7 +125,7 @@ def test_an_error_counts_as_often_as_its_row():
 def test_each_row_is_within_half_of_its_step(rows, width, seed, step, tag):
     random = np.random.default_rng(seed)
     signs, dtype = random.choice([-1, 1], (rows, width)), DTYPES[tag]
-    values = rounded(signs * random.uniform(0.5, 1, (rows, width)), dtype)
+    values = from_numbers(signs * random.uniform(0.5, 1, (rows, width)), dtype)
     numbers = to_numbers(values, dtype)
     weights = 4.0 ** random.integers(-2, 3, rows)
     stored, counts = quantize_rows(values, dtype, weights, step)

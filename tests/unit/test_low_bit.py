@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reefknot import cluster
-from reefknot.dtypes import DTYPES
+from reefknot.dtypes import DTYPES, from_numbers
 from reefknot.errors import ReefknotError
 from reefknot.format import decode, encode
 from reefknot.packing.clustering import Plan, Settings, found_of
 from reefknot.packing.low_bit import find, layouts
-from reefknot.scales import Scales, rounded
+from reefknot.scales import Scales
 from reefknot.state import Codebook, TiedState, TiedTensor
 
 F32, BF16 = DTYPES["F32"], DTYPES["BF16"]
@@ -68,8 +68,8 @@ def test_rounding_is_once_to_even_between_two():
         (2 - 2.0**-8) * 2.0**127: 0x7F80,  # beyond the largest
         (2 - 2.0**-7) * 2.0**127: 0x7F7F,
     }
-    assert rounded(np.array([*cases]), BF16).tolist() == [*cases.values()]
-    halves = rounded(np.array([1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-40, 1e9]), DTYPES["F16"])
+    assert from_numbers(np.array([*cases]), BF16).tolist() == [*cases.values()]
+    halves = from_numbers(np.array([1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-40, 1e9]), DTYPES["F16"])
     assert halves.tolist() == [1.0, 1 + 2.0**-10, np.inf]
 
 
@@ -103,7 +103,9 @@ def test_scales_of_a_codebook_without_integers_are_refused():
 )
 @pytest.mark.parametrize("tag", ["F32", "F16", "BF16"])
 def test_what_tools_quantize_is_found(run, largest, kind, tag):
-    values = rounded(quantized(weights((40, 128)), run, largest, kind).astype("f8"), DTYPES[tag])
+    values = from_numbers(
+        quantized(weights((40, 128)), run, largest, kind).astype("f8"), DTYPES[tag]
+    )
     low = find(values, DTYPES[tag])
     assert low is not None
     assert bits(elements(low)) == bits(values)
@@ -160,14 +162,14 @@ def test_groups_of_zeros_and_large_and_tiny_scales():
 @pytest.mark.parametrize("tag", ["F32", "BF16"])
 @pytest.mark.parametrize("run", [16, 32, 96, 960])
 def test_groups_of_any_length_are_found_a_part_at_a_time(monkeypatch, tag, run):
-    values = rounded(quantized(weights((10, 96)), run, 3).astype("f8"), DTYPES[tag])
+    values = from_numbers(quantized(weights((10, 96)), run, 3).astype("f8"), DTYPES[tag])
     whole = find(values, DTYPES[tag])
     monkeypatch.setattr("reefknot.packing.low_bit.CHUNK", 64)
     parts = find(values, DTYPES[tag])
     assert parts.layout == whole.layout == (run, 960 // run)
     assert bits(parts.integers) == bits(whole.integers)
     assert bits(elements(parts)) == bits(values)
-    other = rounded(weights((10, 96)).astype("f8"), DTYPES[tag])
+    other = from_numbers(weights((10, 96)).astype("f8"), DTYPES[tag])
     assert find(other, DTYPES[tag]) is None
 
 
@@ -180,7 +182,7 @@ def test_one_element_that_does_not_fit_is_enough(odd):
 
 @pytest.mark.parametrize("tag", ["F32", "F16", "BF16"])
 def test_weights_that_nobody_quantized_have_none(tag):
-    assert find(rounded(weights((64, 256)).astype("f8"), DTYPES[tag]), DTYPES[tag]) is None
+    assert find(from_numbers(weights((64, 256)).astype("f8"), DTYPES[tag]), DTYPES[tag]) is None
 
 
 @pytest.mark.parametrize("tag", ["F64", "I32", "F8_E4M3", "C64"])

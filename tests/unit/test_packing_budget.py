@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import reefknot
-from reefknot.dtypes import DTYPES
+from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
 from reefknot.packing.budget import Budget, BudgetPlan, share_of
-from reefknot.packing.changes import change_of, network_error, to_numbers
+from reefknot.packing.changes import change_of, network_error
 from reefknot.packing.clustering import Settings, found_of
 from reefknot.packing.pack import pack
 from reefknot.packing.quantizer import Histogram, Quantizer, quantize
-from reefknot.scales import rounded
 
 RNG = np.random.default_rng(0)
 GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
@@ -146,7 +145,7 @@ def test_large_tensors_and_tables_may_be_coarser():
 def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(numbers, tag, step):
     dtype = DTYPES[tag]
     limit = {"F16": 6e4}.get(tag, 1e30)
-    stored = rounded(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
+    stored = from_numbers(np.clip(np.array(numbers, np.float64), -limit, limit), dtype)
     values = to_numbers(stored, dtype)
     histogram = Histogram.of(stored, dtype)
     book, indices = quantize(stored, dtype, histogram, step)

@@ -185,5 +185,5 @@ def test_rate_paper_is_the_same_however_many_elements_are_counted_at_a_time(shap
     state = TiedState((CODEBOOK,), (TiedTensor("a.w", 0, indices), TiedTensor("a.b", 0, indices)))
     whole = rate_paper(state)
     for chunk in (1, 7, 64):
-        monkeypatch.setattr("reefknot.codec.sparse_rows.CHUNK", chunk)
+        monkeypatch.setattr("reefknot.rates.CHUNK", chunk)
         assert rate_paper(state) == whole

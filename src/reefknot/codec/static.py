@@ -17,8 +17,8 @@ from reefknot.codec.kernels import rans as k
 from reefknot.errors import FormatError
 from reefknot.state import occurrences
 
-LANE_BYTES = 5
-CHUNK = 1 << 20  # symbols that are decoded at a time, to bound memory; a multiple of the lanes
+STATE_BYTES = 5
+CHUNK = 1 << 20  # symbols that are decoded at a time, to bound memory; a multiple of the states
 
 
 def write_symbols(coder: Coder, symbols: np.ndarray, size: int) -> bytes:
@@ -29,10 +29,10 @@ def write_symbols(coder: Coder, symbols: np.ndarray, size: int) -> bytes:
     coder.numbers(frequency.copy(), "frequency")
     start = np.concatenate(([0], np.cumsum(frequency)[:-1]))
     words = np.zeros(len(symbols) + 8, np.uint16)
-    lanes = np.full(k.LANES, k.LANE_LOW, np.int64)
-    used = int(k.rans_encode(symbols, frequency, start, precision, words, lanes))
+    states = np.full(k.STATES, k.STATE_LOW, np.int64)
+    used = int(k.rans_encode(symbols, frequency, start, precision, words, states))
     coder.number(used, "words")
-    head = b"".join(int(lane).to_bytes(LANE_BYTES, "little") for lane in lanes)
+    head = b"".join(int(state).to_bytes(STATE_BYTES, "little") for state in states)
     return head + words[:used][::-1].astype("<u2").tobytes()
 
 
@@ -48,11 +48,11 @@ def read_symbols(
     coder.check()
     if not size or frequency.max() > total or frequency.sum() != total:
         raise FormatError("a table of frequencies does not fit its symbols; fetch the file again")
-    head = take(k.LANES * LANE_BYTES)
-    lanes = np.array(
+    head = take(k.STATES * STATE_BYTES)
+    states = np.array(
         [
-            int.from_bytes(head[at : at + LANE_BYTES], "little")
-            for at in range(0, len(head), LANE_BYTES)
+            int.from_bytes(head[at : at + STATE_BYTES], "little")
+            for at in range(0, len(head), STATE_BYTES)
         ],
         np.int64,
     )
@@ -66,11 +66,11 @@ def read_symbols(
         more = min(number - held, left)  # a symbol takes one word at most
         words[held : held + more] = np.frombuffer(take(2 * more), "<u2")
         held, left = held + more, left - more
-        used = int(k.rans_decode(part[:number], entries, precision, words[:held], lanes))
+        used = int(k.rans_decode(part[:number], entries, precision, words[:held], states))
         symbols[at : at + number] = part[:number]
         held -= used
         words[:held] = words[used : used + held].copy()
-    if left or held or np.any(lanes != k.LANE_LOW):
+    if left or held or np.any(states != k.STATE_LOW):
         raise FormatError("a stream of symbols does not end where it should; fetch the file again")
 
 

@@ -5,11 +5,14 @@ Gives     a canonical Huffman code: symbols by length, and how many have 1, 2, 3
 Unaware   of what symbols mean.
 """
 
-import heapq
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import numpy as np
+
+from reefknot.bits import huffman_lengths
 
 T = TypeVar("T", bound=Hashable)
 
@@ -44,18 +47,9 @@ def huffman(frequencies: Counter[T], order: Sequence[T]) -> PrefixCode[T]:
     PrefixCode(symbols=('a', 'b', 'c'), counts=(1, 2))
     """
     rank = {symbol: number for number, symbol in enumerate(order)}
-    used = [symbol for symbol in order if frequencies[symbol]]
-    lengths = dict.fromkeys(used, 0)
-    # Equal frequencies: the tree that was made first, so that the result is always the same.
-    heap = [(frequencies[symbol], rank[symbol], [symbol]) for symbol in used]
-    heapq.heapify(heap)
-    number = len(rank)
-    while len(heap) > 1:
-        one, two = heapq.heappop(heap), heapq.heappop(heap)
-        for symbol in one[2] + two[2]:
-            lengths[symbol] += 1
-        heapq.heappush(heap, (one[0] + two[0], number, one[2] + two[2]))
-        number += 1
+    found = huffman_lengths(np.array([frequencies[symbol] for symbol in order], np.int64)).tolist()
+    lengths = {symbol: n for symbol, n in zip(order, found, strict=True) if frequencies[symbol]}
+    used = list(lengths)
     if len(used) == 1:
         lengths[used[0]] = 1
     symbols = tuple(sorted(used, key=lambda symbol: (lengths[symbol], rank[symbol])))

@@ -94,7 +94,7 @@ def read_header(file: io.BufferedIOBase, *, source: str) -> layout.Header:
 
 
 def _about(source: str, error: ReefknotError) -> FormatError:
-    """The same error, with the file named in front."""
+    """An error with the file named in front."""
     text = str(error)
     verb = text.startswith(("is ", "has "))
     return FormatError(f"{source} {text}" if verb else f"{source}: {text}")

@@ -27,10 +27,10 @@ from reefknot.kernels.jit import inlined
 from reefknot.kernels.shared import add_to, array_at, available_threads, worker
 from reefknot.kernels.work import (
     CENTERS,
+    COUNTER,
     NUM_CENTERS,
     NUM_TENSORS,
     NUMBERS,
-    OUTSIDE,
     SUMS,
     TABLE,
     TASK_SIZE,
@@ -193,7 +193,7 @@ def _extent(real: Any) -> Any:
             bits = block_of(table, place, 1, whole)
             for n in range(bits.size):
                 largest = max(largest, whole(bits[n] & mask))
-        mine = add_to(task, OUTSIDE, 1)
+        mine = add_to(task, COUNTER, 1)
         if mine < found.size:
             found[mine] = largest
 
@@ -236,7 +236,7 @@ def _count(real: Any) -> Any:
 
 @cache
 def _assign(real: Any, index: Any) -> Any:
-    """Assign each number to the cluster of its bin; `OUTSIDE` counts the changes."""
+    """Assign each number to the cluster of its bin; `COUNTER` counts the changes."""
     whole = np.int32 if real is np.float32 else np.int64
 
     @worker
@@ -256,6 +256,6 @@ def _assign(real: Any, index: Any) -> Any:
                 cluster = clusters[_key(np.int64(bits[n]), mask, shift, lowest, half)]
                 changed += np.int64(a[n] != cluster)
                 a[n] = cluster
-        add_to(task, OUTSIDE, changed)
+        add_to(task, COUNTER, changed)
 
     return work

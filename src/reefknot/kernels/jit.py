@@ -26,7 +26,7 @@ def inlined(function: Any) -> Any:
 
 
 def inlined_with_arrays(function: Any) -> Any:
-    """The same for a function that returns an array, which needs reference counting."""
+    """A function to be inlined that returns an array, which needs reference counting."""
     _parts[function] = _PART
     return function
 

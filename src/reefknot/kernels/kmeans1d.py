@@ -28,14 +28,14 @@ from reefknot.kernels.histogram import (
     work_on,
 )
 from reefknot.kernels.jit import compiled, inlined, inlined_with_arrays
-from reefknot.kernels.parts import ONE_PLACE, Parts
+from reefknot.kernels.reducer import SINGLE, Reducer
 
 Distance = Literal["l2", "l1"]
 
 # A cold start is solved exactly on about this many merged points, then refined on all of them.
 COARSE_POINTS = 2048, 4096  # at least, at most
 COARSE_PER_CLUSTER = 12
-MANY = 1 << 15  # from this many numbers on, they are counted in bins
+COUNTED_FROM = 1 << 15  # from this many numbers on, they are counted in bins
 BINS_PER_CLUSTER = 16  # occupied bins must be at least this many times the clusters
 
 
@@ -82,7 +82,7 @@ def kmeans1d(
         return kmeans1d_of_parts(
             numbers,
             num_clusters,
-            ONE_PLACE,
+            SINGLE,
             centers=centers,
             distance=distance,
             max_iterations=max_iterations,
@@ -91,13 +91,13 @@ def kmeans1d(
     line = _Line.of(numbers.ravel(), masses, distance)
     if exact and len(line) > num_clusters:
         return _assigned(line, line.optimum(num_clusters), numbers)
-    return _assigned(line, line.few_or_solved(num_clusters, centers, max_iterations), numbers)
+    return _assigned(line, line.one_each_or_solved(num_clusters, centers, max_iterations), numbers)
 
 
 def kmeans1d_of_parts(
     numbers: NDArray,
     num_clusters: int,
-    parts: Parts,
+    reducer: Reducer,
     *,
     centers: ArrayLike | None = None,
     distance: Distance = "l2",
@@ -107,17 +107,17 @@ def kmeans1d_of_parts(
 
     Many numbers are counted in bins; of few, the distinct values are sent to all places.
     """
-    if distance == "l2" and parts.total(np.array([numbers.size]))[0] >= MANY:
+    if distance == "l2" and reducer.total(np.array([numbers.size]))[0] >= COUNTED_FROM:
         assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
         flat = np.ascontiguousarray(numbers)
         here = InMemory(work_on(flat, assignment), flat.dtype, threads_for(flat.size))
-        found = refit(here, num_clusters, centers, parts=parts, max_iterations=max_iterations)
+        found = refit(here, num_clusters, centers, reducer=reducer, max_iterations=max_iterations)
         if found is not None:
             return Clustering(found.centers, assignment)
     _check_finite(numbers)
-    points, counts = parts.merged(*_distinct(numbers))
+    points, counts = reducer.merged(*_distinct(numbers))
     line = _Line(points, counts.astype(np.float64), distance)
-    return _assigned(line, line.few_or_solved(num_clusters, centers, max_iterations), numbers)
+    return _assigned(line, line.one_each_or_solved(num_clusters, centers, max_iterations), numbers)
 
 
 def _assigned(line: "_Line", starts: NDArray[np.int64], numbers: NDArray) -> Clustering:
@@ -139,7 +139,7 @@ def refit(
     num_clusters: int,
     centers: ArrayLike | None,
     *,
-    parts: Parts = ONE_PLACE,
+    reducer: Reducer = SINGLE,
     max_iterations: int = 100,
 ) -> Refit | None:
     """k-means in place: the numbers are counted in bins, not copied.
@@ -150,18 +150,18 @@ def refit(
     """
     if not has_bins(numbers.dtype):
         return None
-    largest = parts.largest(numbers.largest())
+    largest = reducer.largest(numbers.largest())
     if not has_powers(numbers.dtype, largest):
         return None
     bins = Bins(numbers.dtype, largest, 10 if num_clusters <= 64 else 12)
-    histogram = Histogram(bins, parts.total(numbers.cells(bins)))
+    histogram = Histogram(bins, reducer.total(numbers.cells(bins)))
     if len(histogram.counts) < BINS_PER_CLUSTER * num_clusters:
         return None
     line = _Line(histogram.means, histogram.counts.astype(np.float64), "l2")
     starts = line.solve(num_clusters, centers, max_iterations)
     clusters = np.searchsorted(starts, np.arange(len(line)), side="right") - 1
     changed = numbers.spread(bins, histogram.table(clusters, num_clusters))
-    return Refit(line.final_centers(starts), int(parts.total(np.array([changed]))[0]))
+    return Refit(line.final_centers(starts), int(reducer.total(np.array([changed]))[0]))
 
 
 class Counted(NamedTuple):
@@ -171,17 +171,17 @@ class Counted(NamedTuple):
     counts: NDArray[np.int64]
 
 
-def counted(numbers: NDArray, parts: Parts = ONE_PLACE) -> Counted:
+def counted(numbers: NDArray, reducer: Reducer = SINGLE) -> Counted:
     """Numbers spread over several places: each distinct one or, of many numbers, their bins."""
-    if parts.total(np.array([numbers.size]))[0] >= MANY and has_bins(numbers.dtype):
+    if reducer.total(np.array([numbers.size]))[0] >= COUNTED_FROM and has_bins(numbers.dtype):
         flat = np.ascontiguousarray(numbers)
         here = InMemory(work_on(flat), flat.dtype, threads_for(flat.size))
-        largest = parts.largest(here.largest())
+        largest = reducer.largest(here.largest())
         if has_powers(flat.dtype, largest):
             bins = Bins(flat.dtype, largest, 10)
-            histogram = Histogram(bins, parts.total(here.cells(bins)))
+            histogram = Histogram(bins, reducer.total(here.cells(bins)))
             return Counted(histogram.means, histogram.counts)
-    return Counted(*parts.merged(*_distinct(numbers)))
+    return Counted(*reducer.merged(*_distinct(numbers)))
 
 
 def nearest(values: ArrayLike, centers: NDArray[np.float64]) -> NDArray[np.integer]:
@@ -262,7 +262,7 @@ class _Line:
         return self._among(means, starts, ends - 1)
 
     def final_centers(self, starts: NDArray) -> NDArray[np.float64]:
-        """The same, but each interval is summed on its own, so that outliers cost no precision."""
+        """`centers`, but each interval summed on its own, so that outliers cost no precision."""
         if self.distance == "l1":
             return self.centers(starts)
         mass = np.add.reduceat(self.masses, starts)
@@ -275,10 +275,10 @@ class _Line:
             means = np.ldexp(means, self.power)
         return np.clip(means, self.points[first], self.points[last])
 
-    def few_or_solved(
+    def one_each_or_solved(
         self, num_clusters: int, centers: ArrayLike | None, max_iterations: int
     ) -> NDArray[np.int64]:
-        """A cluster for each point if they are few, otherwise `solve`."""
+        """A cluster for each point if there are no more of them, otherwise `solve`."""
         if len(self) <= num_clusters:
             return np.arange(len(self), dtype=np.int64)
         return self.solve(num_clusters, centers, max_iterations)

@@ -24,22 +24,14 @@ from numpy.typing import NDArray
 
 from reefknot.kernels.jit import compiled, inlined
 from reefknot.kernels.shared import add_to, array_at, worker
-from reefknot.kernels.vectors import (
-    LANES,
-    REPLICAS,
-    TABLE_SIZE,
-    add_pairs,
-    can_look_up,
-    look_up,
-)
 from reefknot.kernels.work import (
     BEGIN,
     BLOCK,
     CENTERS,
+    COUNTER,
     NUM_CENTERS,
     NUM_TENSORS,
     NUMBERS,
-    OUTSIDE,
     SUBBLOCK,
     SUMS,
     TABLE,
@@ -54,25 +46,10 @@ ROWS = 8  # of partial sums: additions to the same cell would wait for each othe
 
 
 @inlined
-def _find_any(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
+def _look_up(centers: Any, a: Any, own: Any) -> None:
     """Look up the centers of a block."""
     for n in range(a.size):
         own[n] = centers[a[n]]
-
-
-@inlined
-def _find_by_table(centers: Any, num_centers: Any, a: Any, own: Any) -> None:
-    """The same for float32 and uint8, sixteen at a time if there are few centers."""
-    begin = 0
-    if num_centers <= TABLE_SIZE:
-        look_up(centers, a, own)
-        begin = a.size // LANES * LANES
-    for n in range(begin, a.size):
-        own[n] = centers[a[n]]
-
-
-# A global, not a closure variable of the loops below, with which numba could not cache them.
-_find_narrow = _find_by_table if can_look_up() else _find_any
 
 
 @cache
@@ -81,13 +58,12 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
 
     The two numbers are the strengths of tying and of L1.
     """
-    narrow = real is np.float32 and index is np.uint8
 
     @worker
     def work(address: Any) -> None:
         task = carray(address, TASK_SIZE, np.int64)
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
-        centers = array_at(task[CENTERS], max(task[NUM_CENTERS], TABLE_SIZE), real)
+        centers = array_at(task[CENTERS], task[NUM_CENTERS], real)
         numbers = array_at(task[NUMBERS], 2, np.float64)
         zero, tying, l1 = real(0), real(numbers[0]), real(numbers[1])
         minus_tying, minus_l1 = -tying, -l1
@@ -96,10 +72,7 @@ def pull(real: Any, index: Any, to_medians: bool) -> Any:
         while claim(task, table, place):
             w, g = block_of(table, place, 1, real), block_of(table, place, 2, real)
             a = block_of(table, place, 3, index)
-            if narrow:
-                _find_narrow(centers, task[NUM_CENTERS], a, own)
-            else:
-                _find_any(centers, task[NUM_CENTERS], a, own)
+            _look_up(centers, a, own)
             if to_medians:
                 for n in range(w.size):
                     outward = tying if w[n] > own[n] else zero
@@ -121,11 +94,10 @@ def sum_clusters(real: Any, index: Any) -> Any:
     """Add round(scale·w) to the sum of its cluster; dead blocks are skipped.
 
     The two numbers are the scale, a power of two, and a limit on the magnitude of scale·w.
-    `OUTSIDE` counts the blocks that exceed it; if there are any, the sums are invalid: the scale is
+    `COUNTER` counts the blocks that exceed it; if there are any, the sums are invalid: the scale is
     too large, or a weight is not finite. The limit is at most 2**31 for float32, 2**62 for float64.
     """
     whole = np.int32 if real is np.float32 else np.int64
-    in_pairs = real is np.float32 and index is np.uint8
 
     @worker
     def work(address: Any) -> None:
@@ -135,9 +107,6 @@ def sum_clusters(real: Any, index: Any) -> Any:
         sums = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
         scale, limit = real(numbers[0]), real(numbers[1])
         terms = np.empty(BLOCK, whole)
-        num_pairs = sums.size * sums.size if in_pairs and sums.size <= TABLE_SIZE else 0
-        pairs = np.empty(BLOCK // 2, np.uint16)
-        cells = np.zeros(REPLICAS * num_pairs * 2, np.int64)
         partial = np.zeros((ROWS, sums.size), np.int64)
         place = first_place(task)
         while claim(task, table, place):
@@ -154,29 +123,13 @@ def sum_clusters(real: Any, index: Any) -> Any:
                     term = part[n] * scale
                     outside |= 0 if abs(term) < limit else 1
                     terms[n] = whole(np.rint(term))
-                done = 0
-                if in_pairs and num_pairs:
-                    half = part.size // (2 * REPLICAS) * REPLICAS
-                    for n in range(half):
-                        first = np.uint16(own[2 * n]) * np.uint16(sums.size)
-                        pairs[n] = first + np.uint16(own[2 * n + 1])
-                    add_pairs(cells, pairs[:half], terms)
-                    done = 2 * half
-                rest, left = own[done:], terms[done:]
-                for group in range(0, rest.size - ROWS + 1, ROWS):
+                for group in range(0, part.size - ROWS + 1, ROWS):
                     for row in range(ROWS):
-                        partial[row, rest[group + row]] += np.int64(left[group + row])
-                for n in range(rest.size // ROWS * ROWS, rest.size):
-                    partial[0, rest[n]] += np.int64(left[n])
+                        partial[row, own[group + row]] += np.int64(terms[group + row])
+                for n in range(part.size // ROWS * ROWS, part.size):
+                    partial[0, own[n]] += np.int64(terms[n])
             if outside:
-                add_to(task, OUTSIDE, 1)
-        at = 0
-        while at < cells.size:  # replica by replica, first cluster by first, second by second
-            for first_cluster in range(sums.size):
-                for second_cluster in range(sums.size):
-                    partial[0, first_cluster] += cells[at]
-                    partial[0, second_cluster] += cells[at + 1]
-                    at += 2
+                add_to(task, COUNTER, 1)
         for k in range(sums.size):
             total = np.int64(0)
             for row in range(ROWS):
@@ -189,13 +142,12 @@ def sum_clusters(real: Any, index: Any) -> Any:
 @cache
 def project(real: Any, index: Any) -> Any:
     """Set each weight to its own center; in dead blocks, to zero without a look-up."""
-    narrow = real is np.float32 and index is np.uint8
 
     @worker
     def work(address: Any) -> None:
         task = carray(address, TASK_SIZE, np.int64)
         table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
-        centers = array_at(task[CENTERS], max(task[NUM_CENTERS], TABLE_SIZE), real)
+        centers = array_at(task[CENTERS], task[NUM_CENTERS], real)
         place = first_place(task)
         while claim(task, table, place):
             w, a = block_of(table, place, 1, real), block_of(table, place, 3, index)
@@ -206,10 +158,8 @@ def project(real: Any, index: Any) -> Any:
                 part, own = w[begin : begin + step], a[begin : begin + step]
                 if skips and dead[(place[BEGIN] + begin) // SUBBLOCK]:
                     part[:] = real(0)
-                elif narrow:
-                    _find_narrow(centers, task[NUM_CENTERS], own, part)
                 else:
-                    _find_any(centers, task[NUM_CENTERS], own, part)
+                    _look_up(centers, own, part)
 
     return work
 

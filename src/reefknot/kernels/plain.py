@@ -26,7 +26,7 @@ def run(function: FunctionType, arguments: tuple[Any, ...]) -> Any:
 
 
 def with_globals(function: FunctionType, changed: dict[str, Any]) -> FunctionType:
-    """The same function, for which some global names stand for something else."""
+    """A copy of a function, for which some global names stand for something else."""
     code, known = function.__code__, function.__globals__ | changed
     twin = FunctionType(code, known, function.__name__, function.__defaults__, function.__closure__)
     twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__

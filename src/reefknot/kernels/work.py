@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from reefknot.kernels.jit import inlined_with_arrays
 from reefknot.kernels.shared import add_to, array_at, share, thread_number
-from reefknot.kernels.vectors import TABLE_SIZE
 
 BLOCK = 4096
 SUBBLOCK = 64  # skipped if all of it is in a fixed zero cluster
@@ -25,7 +24,7 @@ DIVIDED = 1 << 15  # torch divides larger tensors among its threads
 LINE = 8  # int64s in a line of the cache
 
 # The elements of a task; `shared` has the first two.
-NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, OUTSIDE, LANES, NUM_LANES, TASK_SIZE = (
+NUM_TENSORS, TABLE, NUM_CENTERS, CENTERS, NUMBERS, SUMS, COUNTER, LANES, NUM_LANES, TASK_SIZE = (
     range(2, 12)
 )
 # The elements of a thread's place: its tensor, begin and end of its block; and what `claim` needs.
@@ -66,23 +65,22 @@ class Work:
         centers: NDArray | None = None,
         sums: NDArray[np.int64] | None = None,
     ) -> int:
-        """Run a loop over the tensors; gives the loop's counter (`OUTSIDE`)."""
+        """Run a loop over the tensors; gives what it has added to `COUNTER`."""
         task = self._task
         self._numbers[: len(numbers)] = numbers
         if centers is not None:
-            table = np.zeros(max(centers.size, TABLE_SIZE), centers.dtype)
-            table[: centers.size] = centers
-            task[NUM_CENTERS], task[CENTERS] = centers.size, table.ctypes.data
+            centers = np.ascontiguousarray(centers)
+            task[NUM_CENTERS], task[CENTERS] = centers.size, centers.ctypes.data
         if sums is not None:
             task[NUM_CENTERS], task[SUMS] = sums.size, sums.ctypes.data
-        task[OUTSIDE] = 0
+        task[COUNTER] = 0
         threads = min(threads, 1 + self.elements // (4 * BLOCK))
         if len(self._lanes) != threads * LINE:
             self._lanes = np.zeros(threads * LINE, np.int64)
             task[LANES], task[NUM_LANES] = self._lanes.ctypes.data, threads
         self._lanes[:] = 0
         share(loop, task, self.elements, threads)
-        return int(task[OUTSIDE])
+        return int(task[COUNTER])
 
 
 @inlined_with_arrays

@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reefknot.bits import entropy
 from reefknot.dtypes import DType
 from reefknot.errors import ConfigError
 from reefknot.packing.changes import Change, change_of
 from reefknot.packing.clustering import Settings, Tensor
-from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy, quantize
+from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, quantize
 from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
 from reefknot.tensorfile import FoundTensor
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reefknot.dtypes import DType
+from reefknot.dtypes import DType, to_numbers
 
 CHUNK = 1 << 20
 MUCH_ENERGY = 0.1  # of a tensor, the sum of its squares: losing more is worth a warning
@@ -106,14 +106,6 @@ def parts_of(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray
 def is_finite(values: np.ndarray, dtype: DType) -> bool:
     """Whether no element is NaN or infinite."""
     return all(np.isfinite(part).all() for _, part in parts_of(values, dtype))
-
-
-def to_numbers(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Elements as float64."""
-    if dtype.tag == "BF16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):  # no warning about a signalling NaN
-        return values.astype(np.float64)
 
 
 def as_bits(values: np.ndarray, dtype: DType) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reefknot.dtypes import DTYPES, DType, is_zero
+from reefknot.dtypes import DTYPES, DType, is_zero, to_numbers
 from reefknot.errors import ConfigError, ReefknotError, did_you_mean
 from reefknot.kernels.kmeans1d import kmeans1d, nearest
 from reefknot.packing import low_bit
@@ -34,7 +34,6 @@ from reefknot.packing.changes import (
     is_finite,
     not_finite,
     parts_of,
-    to_numbers,
 )
 from reefknot.packing.quantizer import codebook_of
 from reefknot.progress import doing, each

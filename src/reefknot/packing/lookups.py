@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reefknot.dtypes import DType, significant
+from reefknot.bits import entropy
+from reefknot.dtypes import DType, from_numbers, significant
 from reefknot.packing.changes import CHUNK, parts_of
-from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer, entropy
+from reefknot.packing.quantizer import COARSEST, FINEST, Histogram, Quantizer
 from reefknot.packing.suspended import call
-from reefknot.scales import rounded
 
 LEAST, MOST = 1 / 16, 16.0  # what an error in a row may count, relative to the mean of all rows
 SOME_ROWS = 4096  # that are compared at a time
@@ -168,7 +168,7 @@ def quantize_rows(
     counts = np.bincount(multiples.ravel() - multiples.min())
     elements = np.empty(multiples.size, dtype.storage)
     for at in range(0, elements.size, CHUNK):
-        elements[at : at + CHUNK] = rounded(
+        elements[at : at + CHUNK] = from_numbers(
             multiples.reshape(-1)[at : at + CHUNK] * smallest, dtype
         )
     return elements.reshape(multiples.shape), counts[counts > 0]

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reefknot.dtypes import DType
-from reefknot.packing.changes import CHUNK, as_bits, distinct_bits, to_numbers
-from reefknot.packing.quantizer import entropy
-from reefknot.scales import NEGATIVE_ZERO, SCALED, Scales, rounded
+from reefknot.bits import message_entropy
+from reefknot.dtypes import DType, from_numbers, to_numbers
+from reefknot.packing.changes import CHUNK, as_bits, distinct_bits
+from reefknot.scales import NEGATIVE_ZERO, SCALED, Scales
 
 LARGEST = 255  # of the integers: eight bits, around any zero point
 GROUPS = (256, 128, 64, 32, 16)  # elements of a row that share a scale
@@ -104,7 +104,7 @@ def _found(values: np.ndarray, dtype: DType, run: int, count: int) -> LowBit | N
 
 def _entropy(symbols: np.ndarray) -> float:
     """Bytes of a message by the frequency of its symbols."""
-    return entropy(np.unique(symbols, return_counts=True)[1]) * symbols.size / 8
+    return message_entropy(np.unique(symbols, return_counts=True)[1]) / 8
 
 
 def _byte_entropy(rows: np.ndarray) -> float:
@@ -200,7 +200,7 @@ def _exact(
     found = np.where(first <= last, found, np.float32(np.nan))
     # At an end of the interval a product is halfway between two elements, and may round either way.
     for end in _floats_between(low, high, open_ended=False):
-        products = rounded(end.astype(np.float64)[:, None] * integers, dtype)
+        products = from_numbers(end.astype(np.float64)[:, None] * integers, dtype)
         right = (to_numbers(products, dtype) == magnitudes).all(1)
         found = np.where(np.isnan(found) & right, end, found)
     return found

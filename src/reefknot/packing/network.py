@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from reefknot.batchnorm import Statistics, make_canonical, renew
+from reefknot.bits import entropy
 from reefknot.dtypes import DTYPES
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Moments, Site
@@ -41,7 +42,7 @@ from reefknot.packing.lookups import (
     weights_as_read,
 )
 from reefknot.packing.outputs import Sensitivity
-from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, entropy, quantize
+from reefknot.packing.quantizer import BIT_WORTH, COARSEST, FINEST, Histogram, quantize
 from reefknot.packing.suspended import Network, can_suspend
 from reefknot.progress import doing, each
 from reefknot.tensors import dtype_for, to_array, to_tensor

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reefknot.dtypes import DType, is_zero, significant
+from reefknot.bits import entropy
+from reefknot.dtypes import DType, from_numbers, is_zero, significant
 from reefknot.packing.changes import CHUNK, as_bits, parts_of, unit_of
-from reefknot.scales import rounded
 from reefknot.state import Codebook, occurrences
 
 BIT_WORTH = math.log(2) / 6  # of a bit, in squared steps
@@ -167,12 +167,6 @@ def quantize(
     return book, indices.reshape(values.shape)
 
 
-def entropy(counts: np.ndarray) -> float:
-    """Order-0 entropy, in bits per element, of symbols with these counts."""
-    share = counts[counts > 0] / max(counts.sum(), 1)
-    return max(float(-(share * np.log2(share)).sum()), 0.0)
-
-
 def _shortened(values: np.ndarray, step: float) -> np.ndarray:
     """Values rounded to so few significant bits that the codebook is small, and no more."""
     most = float(np.abs(values).max(initial=0.0)) / step
@@ -182,7 +176,7 @@ def _shortened(values: np.ndarray, step: float) -> np.ndarray:
 
 def codebook_of(values: np.ndarray, dtype: DType) -> tuple[Codebook, np.ndarray]:
     """A codebook of these values in an element type, and where each of them is in it."""
-    stored = rounded(values, dtype)
+    stored = from_numbers(values, dtype)
     bits = as_bits(stored, dtype).copy()
     bits[is_zero(stored, dtype)] = 0
     distinct, place = np.unique(bits, return_inverse=True)

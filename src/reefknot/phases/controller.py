@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from reefknot.bits import message_entropy
 from reefknot.phases.prune import Pruning
-from reefknot.phases.target import SizeEstimate, Target, entropy_of
+from reefknot.phases.target import SizeEstimate, Target
 from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.latent import LatentWeights
@@ -139,7 +140,7 @@ def _entropy(latent: Sequence[LatentWeights]) -> float:
         if part.zero is not None:
             counts = part.counts.copy()
             counts[part.zero] += part.group.members.num_weights - counts.sum()
-            bits += entropy_of(counts)
+            bits += message_entropy(counts)
     return bits
 
 

@@ -12,6 +12,7 @@ quantization error. So pruned energy counts in full, and quantization error at a
 
 import numpy as np
 
+from reefknot.bits import entropy as entropy_of
 from reefknot.kernels.kmeans1d import Counted, kmeans1d
 
 _SMALLEST, _LARGEST = 3, 33
@@ -63,7 +64,5 @@ class _Ordered:
         points, counts = self.points[: last + 1], self.counts[: last + 1].astype(np.float64)
         counts[last] -= self.ends[last] - survivors
         found = kmeans1d(points, min(num_clusters, survivors), weights=counts)
-        share = np.bincount(found.assignment, counts) / survivors
-        share = share[share > 0]
         error = float((counts * np.square(points - found.centers[found.assignment])).sum())
-        return float(-(share * np.log2(share)).sum()), error
+        return entropy_of(np.bincount(found.assignment, counts)), error

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import counted
-from reefknot.kernels.order import order_statistic
-from reefknot.kernels.parts import ONE_PLACE
+from reefknot.kernels.reducer import SINGLE, order_statistic
 from reefknot.phases.num_clusters import better_num_clusters
 from reefknot.phases.target import Target
 from reefknot.tying import kmeans, ops
@@ -148,7 +147,7 @@ class Pruning:
 
     def _order_statistic(self, magnitudes: np.ndarray, place: int) -> float:
         """What stands at a place among these and those that the others have, if sorted."""
-        return order_statistic(magnitudes, place, self.peers if self.peers.several else ONE_PLACE)
+        return order_statistic(magnitudes, place, self.peers if self.peers.several else SINGLE)
 
     def _total(self, numbers: np.ndarray) -> float:
         """The sum of these and those that the others have; the same for any order."""

@@ -8,7 +8,6 @@ from time to time, and before that only if the entropy of the clusters has chang
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from reefknot.tying.saved import saved_number
@@ -69,9 +68,3 @@ class SizeEstimate:
         self.size = saved_number(state, "measured_size")
         self.entropy = saved_number(state, "measured_entropy")
         self.fixed = saved_number(state, "fixed_size")
-
-
-def entropy_of(counts: np.ndarray) -> float:
-    """The bits of all indices at their zero-order entropy, given how many each cluster has."""
-    seen = counts[counts > 0].astype(np.float64)
-    return float((seen * np.log2(seen.sum() / seen)).sum())

@@ -20,7 +20,7 @@ from reefknot.tying.collectives import NO_PEERS, Peers, places
 
 VALUE_BITS = 3.0  # for sign and magnitude
 _PRIOR = 4.0  # pseudo-counts: elements of average density added to each row and column
-_BLOCK, _LANES = 1 << 15, 64  # see `_each`
+_BLOCK, _VECTOR = 1 << 15, 64  # see `_each`
 
 
 def nonzero_bits(alive: Tensor, parameter: Tensor | None = None, peers: Peers = NO_PEERS) -> Tensor:
@@ -86,5 +86,5 @@ def _each(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
 
 
 def _padded(block: Tensor) -> Tensor:
-    missing = -len(block) % _LANES
+    missing = -len(block) % _VECTOR
     return pad(block, (0, missing), value=0.5) if missing else block

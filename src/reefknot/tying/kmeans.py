@@ -14,7 +14,7 @@ import torch
 from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.histogram import Countable, InMemory
-from reefknot.kernels.kmeans1d import MANY, Clustering, kmeans1d_of_parts, nearest
+from reefknot.kernels.kmeans1d import COUNTED_FROM, Clustering, kmeans1d_of_parts, nearest
 from reefknot.kernels.kmeans1d import refit as refit_counted
 from reefknot.tying import ops
 from reefknot.tying.counting import OnDevice, renumber_
@@ -109,10 +109,10 @@ def _fit(group: Group, centers: np.ndarray | None) -> int:
     if not group.assignments:
         group.allocate()
     numbers = _countable(group)
-    many = group.members.num_weights >= MANY
+    many = group.members.num_weights >= COUNTED_FROM
     if group.distance == "l2" and many and numbers is not None:
-        parts = group.members.peers
-        found = refit_counted(numbers, group.num_clusters, centers, parts=parts)
+        reducer = group.members.peers
+        found = refit_counted(numbers, group.num_clusters, centers, reducer=reducer)
         if found is not None:
             group.set_centers(found.centers, recount=True)
             return found.changed
@@ -165,10 +165,10 @@ def _refit_survivors(group: Group, old: int) -> int:
 def _refit_on_device(group: Group, old: int, others: np.ndarray) -> int | None:
     """What `_refit_survivors` does, without a copy on the host, for many weights elsewhere."""
     numbers = _on_device(group, old)
-    many = int(group.counts.sum() - group.counts[old]) >= MANY
+    many = int(group.counts.sum() - group.counts[old]) >= COUNTED_FROM
     if numbers is None or not many or group.distance != "l2":
         return None
-    found = refit_counted(numbers, len(others), others, parts=group.members.peers)
+    found = refit_counted(numbers, len(others), others, reducer=group.members.peers)
     if found is None:
         return None
     zero, places = int(np.searchsorted(found.centers, 0.0)), np.arange(len(found.centers))

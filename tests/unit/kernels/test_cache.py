@@ -148,7 +148,7 @@ def test_loops_depend_on_every_file_of_the_kernels(tmp_path):
         return printed(tmp_path / "loops.py", PYTHONPATH=tmp_path).stdout.split()[1:]
 
     assert [hits(), hits()] == [["0", "0"], ["1", "1"]]
-    for name in ("work.py", "vectors.py"):
+    for name in ("work.py", "reducer.py"):
         with (package / "kernels" / name).open("a") as file:
             file.write("\n# changed\n")
         assert hits() == ["0", "0"]

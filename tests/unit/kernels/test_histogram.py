@@ -15,7 +15,7 @@ from reefknot.kernels.histogram import (
     has_powers,
     work_on,
 )
-from reefknot.kernels.kmeans1d import MANY
+from reefknot.kernels.kmeans1d import COUNTED_FROM
 
 numbers = arrays(
     np.float32,
@@ -68,7 +68,7 @@ def test_there_are_no_bins_at_the_ends_of_a_type(dtype):
 
 @pytest.mark.parametrize("power", [-129, -127, -100, 126, 127])
 def test_many_numbers_of_any_magnitude_are_clustered_alike(power):
-    spread = 0.02 * np.random.default_rng(0).standard_t(2, MANY)
+    spread = 0.02 * np.random.default_rng(0).standard_t(2, COUNTED_FROM)
     most = 2 - 2.0**-23
     values = np.ldexp(np.append(spread.clip(-most, most), most), power).astype(np.float32)
 
@@ -114,7 +114,7 @@ def test_the_largest_magnitude_is_found_and_so_is_what_is_not_finite(dtype, wors
 @pytest.mark.parametrize(("k", "kind"), [(17, "normal"), (64, "outliers"), (256, "normal")])
 def test_many_numbers_are_clustered_within_a_thousandth_of_the_optimum(dtype, k, kind):
     values = np.random.default_rng(k).normal(size=60_000).astype(dtype)
-    assert len(values) >= MANY
+    assert len(values) >= COUNTED_FROM
     if kind == "outliers":
         values[:3] = [300, -500, 1000]
     best = kmeans1d(values, k, exact=True)
@@ -131,16 +131,16 @@ def test_many_numbers_are_clustered_within_a_thousandth_of_the_optimum(dtype, k,
 
 
 def test_many_copies_of_few_numbers_come_back_unchanged():
-    values = np.repeat(np.array([1.0, 1.0001, 1.0002, -3.0], np.float32), MANY)
+    values = np.repeat(np.array([1.0, 1.0001, 1.0002, -3.0], np.float32), COUNTED_FROM)
     found = kmeans1d(values, 8)
     assert found.centers.tolist() == sorted(set(values.astype(float).tolist()))
 
 
 def test_numbers_in_a_narrow_band_are_not_merged_by_coarse_bins():
-    values = np.linspace(1, 1.001, MANY, dtype=np.float32)
+    values = np.linspace(1, 1.001, COUNTED_FROM, dtype=np.float32)
     centers = kmeans1d(values, 4).centers
     assert centers.tolist() == pytest.approx([1.000125, 1.000375, 1.000625, 1.000875], abs=1e-6)
 
 
 def test_all_zeros_have_one_center():
-    assert kmeans1d(np.zeros(MANY, np.float32), 5).centers.tolist() == [0.0]
+    assert kmeans1d(np.zeros(COUNTED_FROM, np.float32), 5).centers.tolist() == [0.0]

@@ -38,7 +38,7 @@ def shrunk_of(seen_ones, prior, base):
 
 @inlined
 def shrunk(table, slot, prior, base):
-    """The same of a context in a table."""
+    """The probability of a context in a table, as `shrunk_of` gives it."""
     return shrunk_of(np.int64(table[np.uint64(slot)]), prior, base)
 
 

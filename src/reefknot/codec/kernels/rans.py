@@ -9,8 +9,8 @@ import numpy as np
 
 from reefknot.kernels.jit import compiled, inlined
 
-LANES = 4
-LANE_LOW = 1 << 24  # a lane's state is in [LANE_LOW, LANE_LOW · 65536)
+STATES = 4
+STATE_LOW = 1 << 24  # a state is in [STATE_LOW, STATE_LOW · 65536)
 
 
 @compiled(
@@ -18,18 +18,18 @@ LANE_LOW = 1 << 24  # a lane's state is in [LANE_LOW, LANE_LOW · 65536)
     allocates=False,
     steps=lambda symbols, *_: len(symbols),
 )
-def rans_encode(symbols, frequency, start, precision, words, lanes):
+def rans_encode(symbols, frequency, start, precision, words, states):
     """Write symbols, and words for a decoder, from last to first; gives the number of words."""
     at = np.int64(0)
     for i in range(len(symbols) - 1, -1, -1):
         symbol = symbols[i]
         share = frequency[symbol]
-        state = lanes[i & (LANES - 1)]
-        if state >= ((LANE_LOW >> precision) << 16) * share:
+        state = states[i & (STATES - 1)]
+        if state >= ((STATE_LOW >> precision) << 16) * share:
             words[at] = state & 0xFFFF
             at += 1
             state >>= 16
-        lanes[i & (LANES - 1)] = ((state // share) << precision) + state % share + start[symbol]
+        states[i & (STATES - 1)] = ((state // share) << precision) + state % share + start[symbol]
     return at
 
 
@@ -46,7 +46,7 @@ def renewed(state, words, at, words_left):
 
     A damaged stream may ask for more words than there are: it gets none.
     """
-    if state < LANE_LOW and words_left > 0:
+    if state < STATE_LOW and words_left > 0:
         state = (state << 16) | np.int64(words[at])
         at += 1
         words_left -= 1
@@ -58,23 +58,23 @@ def renewed(state, words, at, words_left):
     allocates=False,
     steps=lambda symbols, *_: len(symbols),
 )
-def rans_decode(symbols, entries, precision, words, lanes):
+def rans_decode(symbols, entries, precision, words, states):
     """Read symbols; `entries` has symbol, frequency - 1 and offset of a slot. Gives words used."""
     at = np.int64(0)
-    full = len(symbols) & ~(LANES - 1)
-    one, two, three, four = lanes[0], lanes[1], lanes[2], lanes[3]
-    for i in range(0, full, LANES):
+    full = len(symbols) & ~(STATES - 1)
+    one, two, three, four = states[0], states[1], states[2], states[3]
+    for i in range(0, full, STATES):
         symbols[i], one = taken(one, entries, precision)
         symbols[i + 1], two = taken(two, entries, precision)
         symbols[i + 2], three = taken(three, entries, precision)
         symbols[i + 3], four = taken(four, entries, precision)
-        words_left = min(LANES, len(words) - at)
+        words_left = min(STATES, len(words) - at)
         one, at, words_left = renewed(one, words, at, words_left)
         two, at, words_left = renewed(two, words, at, words_left)
         three, at, words_left = renewed(three, words, at, words_left)
         four, at, words_left = renewed(four, words, at, words_left)
-    lanes[0], lanes[1], lanes[2], lanes[3] = one, two, three, four
+    states[0], states[1], states[2], states[3] = one, two, three, four
     for i in range(full, len(symbols)):
-        symbols[i], state = taken(lanes[i & (LANES - 1)], entries, precision)
-        lanes[i & (LANES - 1)], at, _ = renewed(state, words, at, len(words) - at)
+        symbols[i], state = taken(states[i & (STATES - 1)], entries, precision)
+        states[i & (STATES - 1)], at, _ = renewed(state, words, at, len(words) - at)
     return at

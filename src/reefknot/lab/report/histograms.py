@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reefknot.dtypes import to_numbers
 from reefknot.lab.report.figure import MAX_GROUPS, MAX_POINTS, Figure, Metrics, Numbers, sign_kind
 from reefknot.lab.report.svg import Bar, Chart, bars
 from reefknot.lab.report.wording import count, mapping, number, numbers, plain
@@ -42,8 +43,8 @@ def shared_values(state: TiedState, place: int) -> list[Shared]:
 def _readable(codebook: Codebook) -> list[tuple[str, float | None]]:
     """Each value as text and as a number; bits in hexadecimal for types that numpy lacks."""
     values = codebook.values
-    if codebook.dtype.tag == "BF16":  # the upper half of a float32
-        values = (values.astype("<u4") << 16).view("<f4")
+    if codebook.dtype.tag == "BF16":
+        values = to_numbers(values, codebook.dtype)
     elif codebook.dtype.is_raw or values.dtype.kind not in "fiu":
         bits = values.view(f"u{codebook.dtype.item_bytes}").tolist()
         return [(f"{bit:#0{2 + 2 * codebook.dtype.item_bytes}x}", None) for bit in bits]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from reefknot import kmeans1d
-from reefknot.kernels.kmeans1d import MANY, counted, kmeans1d_of_parts
-from reefknot.kernels.order import order_statistic
+from reefknot.kernels.kmeans1d import COUNTED_FROM, counted, kmeans1d_of_parts
+from reefknot.kernels.reducer import order_statistic
 
 finite = st.floats(-1e6, 1e6, width=32)
 
@@ -71,10 +71,10 @@ def test_few_numbers_are_clustered_alike_wherever_they_are(numbers, cuts, k, dis
     assert all(np.array_equal(f.centers, whole.centers) for f in found)
 
 
-@pytest.mark.parametrize("cuts", [[7], [0, MANY // 2, MANY]])
+@pytest.mark.parametrize("cuts", [[7], [0, COUNTED_FROM // 2, COUNTED_FROM]])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_many_numbers_are_clustered_alike_wherever_they_are(cuts, dtype):
-    numbers = np.random.default_rng(0).normal(size=MANY).astype(dtype)
+    numbers = np.random.default_rng(0).normal(size=COUNTED_FROM).astype(dtype)
     parts = np.split(numbers, cuts)
     found = in_places(lambda n, p: kmeans1d_of_parts(n, 9, p), parts)
     whole = kmeans1d(numbers, 9)
