@@ -276,8 +276,8 @@ def server() -> Any:
     context.set_forkserver_preload(
         [
             "reefknot.lab.runs.run",
-            "reefknot.lab.display.progress_bar",
-            "reefknot.lab.display.tables",
+            "reefknot.lab.display",
+            "reefknot.lab.display",
             "torch._dynamo",
             "pytest",
         ]
