@@ -14,7 +14,7 @@ from reefknot.lab.report import tables
 from reefknot.lab.report.markup import tag, text
 from reefknot.lab.report.tables import Numbers
 
-STYLE = Path(__file__).with_name("style.css")  # light, dark, narrow and on paper
+STYLE = Path(__file__).with_name("style.css")
 
 MAX_POINTS = 300  # along a curve: more cannot be told apart on a screen
 MAX_GROUPS = 6  # codebooks with a figure of their own

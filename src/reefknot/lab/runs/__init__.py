@@ -7,8 +7,7 @@ training.py       the training loop
 best.py           the best state of the hard steps, for runs that end with it
 precision.py      a forward pass in bfloat16
 folder.py         the run's folder and its lock
-evaluation.py     finished files on test data, when nothing is chosen any more
 journal.py        metrics.jsonl, record.json, and what else a run must remember
-run.py            all of it, in order
+run.py            all of it, in order; and finished files on test data
 smallest.py       many of them: the smallest file that keeps the error
 """

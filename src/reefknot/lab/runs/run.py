@@ -10,7 +10,7 @@ Unaware   of which method it runs and of how progress is shown.
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from reefknot import rates
-from reefknot.errors import CheckError, ConfigError, DivergedError, ReefknotError
+from reefknot.errors import CheckError, ConfigError, DivergedError, FormatError, ReefknotError
 from reefknot.files import write_atomically
 from reefknot.format import decode, encode, open_state
 from reefknot.lab.baselines import BASELINE
@@ -31,10 +31,10 @@ from reefknot.lab.runs.best import Best
 from reefknot.lab.runs.config import Config
 from reefknot.lab.runs.folder import claimed, remove
 from reefknot.lab.runs.journal import Journal, Record, read_record, versions, write_record
-from reefknot.lab.runs.parts import Parts, build, read_saved, restore, save
+from reefknot.lab.runs.parts import Parts, build, network_and_data, read_saved, restore, save
 from reefknot.lab.runs.training import Progress, error_percent, train
 from reefknot.lab.zoo import Data
-from reefknot.loading import tensors
+from reefknot.loading import load, tensors
 from reefknot.state import TiedState
 
 
@@ -344,3 +344,23 @@ def _conclude(
     write_report(folder, state)
     remove(folder, ["checkpoint.safetensors"])
     return record
+
+
+def errors_on_test(config: Config, files: Sequence[Path | None]) -> list[float | None]:
+    """The test error of each file, in percent; None where test data is missing or not wanted.
+
+    None among the files is the network that a run begins with. This is looked at once, when
+    nothing is chosen any more.
+    """
+    if not config.evaluate_test or not files:
+        return [None] * len(files)
+    model, data = network_and_data(config)
+    found = []
+    begin = {name: value.clone() for name, value in model.state_dict().items()}
+    for file in files:
+        try:
+            model.load_state_dict(begin if file is None else load(file))
+        except RuntimeError as error:
+            raise FormatError(f"{file} does not fit {config.model}") from error
+        found.append(_test_error(config, model, data))
+    return found

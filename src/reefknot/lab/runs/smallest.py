@@ -25,11 +25,10 @@ from reefknot.format import open_state
 from reefknot.lab.baselines import BASELINE
 from reefknot.lab.report import write_report
 from reefknot.lab.runs.config import Config, with_entries
-from reefknot.lab.runs.evaluation import errors_on_test
 from reefknot.lab.runs.folder import clear, config_text, locked, names_in, remove
 from reefknot.lab.runs.journal import Record, read_record, write_record
 from reefknot.lab.runs.parts import network_and_data
-from reefknot.lab.runs.run import Display, run
+from reefknot.lab.runs.run import Display, errors_on_test, run
 from reefknot.lab.runs.training import error_percent
 
 TRIES = 8

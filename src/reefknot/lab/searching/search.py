@@ -19,9 +19,9 @@ from reefknot.errors import CheckError, ConfigError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
 from reefknot.lab.report import Compared, front_of, write_comparison
 from reefknot.lab.runs.config import Config
-from reefknot.lab.runs.evaluation import errors_on_test
 from reefknot.lab.runs.folder import config_text, names_in, remove
 from reefknot.lab.runs.parts import network_and_data
+from reefknot.lab.runs.run import errors_on_test
 from reefknot.lab.searching.locks import mutex
 from reefknot.lab.searching.space import space_of, trial_config
 from reefknot.lab.searching.trial import Trial
