@@ -11,6 +11,7 @@ from typing import Any
 
 from reefknot.lab.report import tables
 from reefknot.lab.report.document import MAX_POINTS, Figure, document, gallery, header, section
+from reefknot.lab.report.markup import tag, text
 from reefknot.lab.report.svg import Chart, is_log, padded
 from reefknot.lab.report.wording import count, number, percent, plain
 
@@ -53,8 +54,8 @@ def render_comparison(title: str, lead: str, runs: Sequence[Compared]) -> str:
     note = "On the front, in colour, is what no other run beats in both bytes and validation error."
     drawn = [*_error_and_bytes(front, others), *_curves(front, others)]
     head = header("comparison of runs", title, words=lead)
-    parts = [head, gallery("Error and bytes", note, drawn), section("Runs", _table(front, others))]
-    return document(title, parts)
+    listed = _table(front, others) or tag("p", text("There are none."), class_="lead")
+    return document(title, [head, gallery("Error and bytes", note, drawn), section("Runs", listed)])
 
 
 def _is_measured(one: Compared) -> bool:
