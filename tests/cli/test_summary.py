@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from reefknot.lab.display.tables import record_table
+from reefknot.lab.display import record_table
 
 
 def shown(record):

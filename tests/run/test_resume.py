@@ -276,8 +276,8 @@ def server() -> Any:
     context.set_forkserver_preload(
         [
             "reefknot.lab.runs.run",
-            "reefknot.lab.display.progress_bar",
-            "reefknot.lab.display.tables",
+            "reefknot.lab.display",
+            "reefknot.lab.display",
             "torch._dynamo",
             "pytest",
         ]
@@ -861,7 +861,7 @@ CRAFTED: dict[str, Callable[[Any], None]] = {
     "weight not finite": change("model", "0.weight", to=nan),
     "method gone": change("method", to={}),
     "method of another step": change("method", "step", to=17),
-    "method hard": change("method", "hard", to=1),
+    "method in another phase": change("method", "phase", to=1),
     "method step a tensor": change("method", "step", to=torch.zeros(3)),
     "one assignment I32": change_assignments(ONE, lambda t: t.int()),
     "all assignments I32": change_assignments(ALL, lambda t: t.int()),

@@ -13,6 +13,7 @@ import optuna
 import pytest
 import torch
 from click.testing import CliRunner
+from optuna.distributions import CategoricalDistribution
 
 import reefknot
 from reefknot.cli import main
@@ -52,6 +53,7 @@ training = {{ steps = 40, batch_size = 30, evaluate_every = {every}, checkpoint_
 optimizer = {{ name = "adam", lr = 0.02 }}
 """
 SIZES = '[search]\n"settings.target_bytes" = [220, 420]\n"optimizer.lr" = [0.01, 0.05]\n'
+SEEDS = {"seed": CategoricalDistribution((1, 2))}
 SOME_NEVER_LEARN = '[search]\n"optimizer.lr" = [1e-9, 0.03, 0.031]\n'
 
 
@@ -260,7 +262,9 @@ def test_what_a_killed_worker_leaves_another_one_takes(place, monkeypatch):
 def test_a_trial_that_kills_three_workers_is_failed(place, whole):
     folder = place / "deadly"
     folder.mkdir()
-    study = study_module.Study(folder, {"seed": (1, 2)}, "recipe", storage=None, seed=0)
+    study = study_module.Study(
+        folder, {"seed": CategoricalDistribution((1, 2))}, "recipe", storage=None, seed=0
+    )
     for death in range(study_module.MAX_DEATHS):
         with pytest.raises(ZeroDivisionError), alive(folder) as worker:
             task = study.take(worker, 1)
@@ -277,7 +281,9 @@ def test_a_trial_that_kills_three_workers_is_failed(place, whole):
 def test_a_worker_that_is_alive_keeps_its_trial(place):
     folder = place / "alive"
     folder.mkdir()
-    study = study_module.Study(folder, {"seed": (1, 2)}, "recipe", storage=None, seed=0)
+    study = study_module.Study(
+        folder, {"seed": CategoricalDistribution((1, 2))}, "recipe", storage=None, seed=0
+    )
     with alive(folder) as first, alive(folder) as second:
         task = study.take(first, 1)
         assert study.take(second, 1) is None

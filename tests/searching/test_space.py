@@ -5,13 +5,14 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from reefknot.errors import ConfigError
 from reefknot.lab.report import front_of
 from reefknot.lab.runs.config import make_config
 from reefknot.lab.runs.smallest import CLOSE, TRIES, Try, next_target
-from reefknot.lab.searching.pruning import Finished, unpromising
-from reefknot.lab.searching.space import Range, space_of, trial_config
+from reefknot.lab.searching.space import space_of, trial_config
+from reefknot.lab.searching.trial import Trial, unpromising
 
 RECIPE = """
 model = "digits-mlp"
@@ -45,16 +46,13 @@ def test_two_numbers_are_a_range_and_other_lists_are_choices():
         )
     )
     assert space == {
-        "settings.target_bytes": Range(512, 8192),
-        "optimizer.lr": Range(0.3, 3.0),
-        "optimizer.options.weight_decay": Range(0, 1e-3),
-        "optimizer.name": ("adam", "sgd"),
-        "training.batch_size": (32, 64, 128),
-        "training.shrink": (True, False),
+        "settings.target_bytes": IntDistribution(512, 8192, log=True),
+        "optimizer.lr": FloatDistribution(0.3, 3.0, log=True),
+        "optimizer.options.weight_decay": FloatDistribution(0, 1e-3),
+        "optimizer.name": CategoricalDistribution(("adam", "sgd")),
+        "training.batch_size": CategoricalDistribution((32, 64, 128)),
+        "training.shrink": CategoricalDistribution((True, False)),
     }
-    whole = {key: one.whole for key, one in space.items() if isinstance(one, Range)}
-    assert list(whole.values()) == [True, False, False]
-    assert [one.log for one in space.values() if isinstance(one, Range)] == [True, True, False]
 
 
 def test_keys_may_be_quoted_or_tables_in_tables():
@@ -64,7 +62,7 @@ def test_keys_may_be_quoted_or_tables_in_tables():
 
 
 def test_without_a_table_sizes_from_a_fourth_to_four_times_are_searched():
-    assert space_of(config()) == {"settings.target_bytes": Range(200, 3208)}
+    assert space_of(config()) == {"settings.target_bytes": IntDistribution(200, 3208, log=True)}
 
 
 def test_without_a_table_and_without_a_size_there_is_nothing_to_search():
@@ -111,7 +109,10 @@ def test_a_trial_has_its_values_one_thread_and_no_test_data():
 
 # -- pruning --------------------------------------------------------------------------------
 
-SMALLER = [Finished(500, [(0.25, 9.0), (0.5, error), (1.0, 2.0)]) for error in (4.0, 5.0, 6.0)]
+SMALLER = [
+    Trial(0, file_bytes=500, curve=[(0.25, 9.0), (0.5, error), (1.0, 2.0)])
+    for error in (4.0, 5.0, 6.0)
+]
 MANY = 10**12  # examples: errors are exact
 
 
@@ -122,7 +123,7 @@ def test_a_run_above_the_median_of_smaller_ones_is_given_up():
 
 def test_two_standard_errors_are_chance():
     # At 10 % of 900 examples one is a point: the root of 10 · 90 / 900.
-    same = [Finished(500, [(0.5, 7.9)])] * 3
+    same = [Trial(0, file_bytes=500, curve=[(0.5, 7.9)])] * 3
     assert unpromising([(0.5, 10.0)], 500, same, 900)
     assert not unpromising([(0.5, 10.0)], 500, same, 800)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from reefknot.lab.runs.distillation import soft_labels
+from reefknot.lab.runs.batches import soft_labels
 
 
 class Says(nn.Module):

@@ -23,7 +23,7 @@ from torch import nn
 import reefknot
 from reefknot import progress
 from reefknot.cli import display, main
-from reefknot.lab.display.progress_bar import ProgressBar
+from reefknot.lab.display import ProgressBar
 from reefknot.lab.runs.training import Progress
 from reefknot.packing.network import Packer
 from reefknot.progress import Stage, doing, each

@@ -19,10 +19,9 @@ from rich.console import Console
 
 from reefknot.errors import ReefknotError
 from reefknot.inspection import inspect
-from reefknot.lab.display.progress_bar import ProgressBar
-from reefknot.lab.display.tables import facts_table
+from reefknot.lab.display import ProgressBar, facts_table
 from reefknot.lab.runs.config import make_config
-from reefknot.lab.runs.record import Record
+from reefknot.lab.runs.journal import Record
 from reefknot.lab.runs.run import InterruptedRunError, run
 from reefknot.lab.zoo import DATASETS
 

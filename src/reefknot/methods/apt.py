@@ -19,7 +19,7 @@ from reefknot.errors import TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.method import Stats, TyingMethod, WithoutZeroCluster
 from reefknot.methods.settings import are_clusters, is_choice, is_count, is_number, setting
-from reefknot.phases.budget import Begin, phases_for
+from reefknot.phases.budget import FROM_SCRATCH, TIED, Begin, phases_for
 from reefknot.phases.frozen import Frozen
 from reefknot.phases.phase import Phase
 from reefknot.phases.prune import Pruning, require_reachable
@@ -180,7 +180,7 @@ class SparseAPT(TyingMethod):
         check=is_count("a whole number of steps, at least 10", least=10, optional=True),
     )
     begin: Begin = setting(
-        default="sparsify",
+        default=FROM_SCRATCH,
         doc='with a budget: "sparsify" from a random start; "trained" from a trained one, which '
         'has a shorter first phase; "commit" from one that is tied already, such as a packed file, '
         "whose values are the first centers",
@@ -210,7 +210,7 @@ class SparseAPT(TyingMethod):
         if given is None or isinstance(given, str):
             given = FIRST_CLUSTERS if has_budget else NUM_CLUSTERS
             if has_budget:
-                most = MOST_VALUES if self.begin == "commit" else MOST_CLUSTERS
+                most = MOST_VALUES if self.begin == TIED else MOST_CLUSTERS
         tying = super().make_tying(
             num_clusters=given,
             most_clusters=most,
@@ -271,7 +271,7 @@ def _budget_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
         yield "steps needs target_bytes or target_density: how small the network should be"
     if not targets and settings.get("num_clusters") == "auto":
         yield 'num_clusters = "auto" needs target_bytes or target_density'
-    if not targets and settings.get("begin", "sparsify") != "sparsify":
+    if not targets and settings.get("begin", FROM_SCRATCH) != FROM_SCRATCH:
         yield "begin needs target_bytes or target_density"
     for key, default in _WITHOUT_BUDGET.items():
         if targets and settings.get(key, default) != default:

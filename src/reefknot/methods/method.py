@@ -257,6 +257,7 @@ class Method(ABC):
         """What a progress bar or a log shows: phase, step, density, predicted bytes, clusters."""
         return {
             "phase": self.phase.name,
+            "is_last": self.phase.is_last,
             "step": self.step,
             "density": self.phase.density(),
             "predicted_bytes": dense_bytes(self.model),

@@ -1,14 +1,14 @@
 """Builds the list of phases from two numbers: target size and number of steps.
 
 Takes     the tied weights, a target, the number of steps, and where training begins.
-Gives     the phases in order, each with its share of the steps; ....
+Gives     the phases in order, each with its share of the steps.
 Paper     ours; all hand-tuned recipes that it replaces agreed on these constants.
 Unaware   of what a phase does.
 """
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from reefknot.phases.commit import Commit
 from reefknot.phases.controller import PriceController, SparsityController
@@ -20,6 +20,7 @@ from reefknot.phases.sparsify import Sparsify
 from reefknot.tying.tying import Tying
 
 Begin = Literal["sparsify", "trained", "commit"]
+FROM_SCRATCH, TRAINED, TIED = get_args(Begin)
 
 # Shares of the steps: sparsify, recover, commit; frozen has the rest.
 _SHARES = {"sparsify": (0.66, 0.06, 0.26), "trained": (0.46, 0.10, 0.40)}
@@ -61,7 +62,7 @@ def phases_for(
         trim = Frozen(tying, frozen_steps, prepare=pruning.prune_if_not_yet, trim=pruning.trim)
         return [commit, trim]
 
-    if begin == "commit":
+    if begin == TIED:
         return last_two(*_lengths(steps, [_COMMIT_SHARE]))
     lengths = _lengths(steps, _SHARES[begin])
     return [
@@ -70,7 +71,7 @@ def phases_for(
             lengths[0],
             tying_strength=low,
             refit_every=refit_every,
-            init="kmeans" if begin == "trained" else "even",
+            init="kmeans" if begin == TRAINED else "even",
             controller=SparsityController(pruning, max(1.0, update_every * _UPDATES / steps)),
             update_every=update_every,
             measure_every=measure_every,

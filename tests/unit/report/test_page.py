@@ -86,7 +86,8 @@ def _metrics() -> list[dict[str, Any]]:
         lines.append(
             {
                 "step": 100 * n,
-                "phase": "hard" if hard else "soft",
+                "phase": "hard tying" if hard else "soft tying",
+                "is_last": hard,
                 "loss": 2.0 / (n + 1),
                 "kmeans_penalty": 0.0 if hard else 50.0 / (n + 1) ** 2,
                 "val_error": None if n == 2 else 5.0 - n / 2,
@@ -292,7 +293,7 @@ def test_steps_told_again_after_a_resume_are_drawn_once() -> None:
 
 def test_phases_meet_where_the_first_ends() -> None:
     found = curves.phases(curves.in_order(_metrics()))
-    assert found == [(0, 400, "soft"), (400, 700, "hard")]
+    assert found == [(0, 400, "soft tying", False), (400, 700, "hard tying", True)]
 
 
 BUDGET = {"sparsify": 66, "recover": 72, "commit": 98, "frozen": 100}  # where each ends
@@ -303,6 +304,7 @@ def _budget(**target: float) -> list[dict[str, Any]]:
     line = {k: v for k, v in _metrics()[0].items() if not k.startswith("target_")} | target
     return [
         {**line, "step": s, "phase": next(p for p, end in BUDGET.items() if s <= end),
+         "is_last": s > BUDGET["commit"],
          "predicted_bytes": 30_000 / s, "density": 1 / s}
         for s in range(1, 101)
     ]  # fmt: skip
@@ -311,10 +313,10 @@ def _budget(**target: float) -> list[dict[str, Any]]:
 def test_the_phases_of_a_budget_are_named_and_the_last_one_is_shaded() -> None:
     page = render(RECORD, _budget(target_bytes=320), None, "")
     assert curves.phases(curves.in_order(_budget())) == [
-        (1, 66, "sparsify"),
-        (66, 72, "recover"),
-        (72, 98, "commit"),
-        (98, 100, "frozen"),
+        (1, 66, "sparsify", False),
+        (66, 72, "recover", False),
+        (72, 98, "commit", False),
+        (98, 100, "frozen", True),
     ]
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     drawings = [drawing for drawing in drawings if ">sparsify<" in drawing]
@@ -332,9 +334,10 @@ def test_the_phases_of_a_budget_are_named_and_the_last_one_is_shaded() -> None:
     assert "phases: sparsify, recover, commit, frozen (shaded)." in _Page(page).text
 
 
-def test_a_record_from_before_there_were_phases_reads_soft_and_hard_tying() -> None:
-    """Of a run whose last phase has room for its name only in the margin."""
-    lines = [{**line, "phase": "hard" if line["step"] > 98 else "soft"} for line in _budget()]
+def test_a_last_phase_that_is_short_has_its_name_in_the_margin() -> None:
+    lines = [
+        {**line, "phase": "hard tying" if line["is_last"] else "soft tying"} for line in _budget()
+    ]
     drawings = re.findall(r"<svg.*?</svg>", render({}, lines, None, ""), re.DOTALL)
     named = [">hard tying<" in drawing for drawing in drawings if ">soft tying<" in drawing]
     assert len(named) == 8
@@ -346,7 +349,7 @@ def test_a_record_from_before_there_were_phases_reads_soft_and_hard_tying() -> N
     ("name", "told"),
     [
         ("sparse_apt-33", "phases: soft tying, hard tying (shaded)."),
-        ("dense-warped", "Curves over training steps."),
+        ("dense-warped", "phases: train."),
     ],
 )
 def test_committed_records_name_their_phases(name: str, told: str) -> None:
@@ -358,7 +361,7 @@ def test_committed_records_name_their_phases(name: str, told: str) -> None:
 def test_a_run_without_hard_steps_names_its_one_phase() -> None:
     folder = RECORDS / "2026-11-16_lenet-300-100_sparse_apt-33_seed0"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    soft = [line for line in lines if line["phase"] == "soft"]
+    soft = [line for line in lines if not line["is_last"]]
     assert "phases: soft tying." in _Page(render({}, soft, None, "")).text
 
 

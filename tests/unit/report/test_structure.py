@@ -6,12 +6,12 @@ import zlib
 import numpy as np
 
 from reefknot.dtypes import DTYPES
-from reefknot.lab.report.png import encode_png
 from reefknot.lab.report.structure import (
     DEAD,
     LEVELS,
     block_size,
     count_pixels,
+    encode_png,
     input_counts,
     mask_pixels,
     nonzero_mask,

@@ -63,7 +63,7 @@ def _own_folders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sources, "MNIST_MIRRORS", ("http://127.0.0.1:1/",))
     monkeypatch.setattr(sources, "CIFAR10_URLS", ("http://127.0.0.1:1/cifar",))
     monkeypatch.setattr(sources, "CIFAR10_BYTES", 4 * 3073)
-    monkeypatch.setattr("reefknot.lab.zoo.download._RETRIES", 0)
+    monkeypatch.setattr("reefknot.lab.zoo.sources._RETRIES", 0)
 
 
 def test_digits_has_1797_images_and_a_stratified_test_set() -> None:

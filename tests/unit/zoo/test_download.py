@@ -18,7 +18,7 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.lab.zoo import sources
-from reefknot.lab.zoo.download import download, gunzipped
+from reefknot.lab.zoo.sources import download, gunzipped
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -88,7 +88,7 @@ def fetch(server: Server, target: Path, *paths: str) -> None:
 def fetch_elsewhere(server: Server, target: Path) -> "subprocess.Popen[bytes]":
     """The same in a process of its own."""
     statement = (
-        "from pathlib import Path; from reefknot.lab.zoo.download import download; "
+        "from pathlib import Path; from reefknot.lab.zoo.sources import download; "
         f"download([{server.url + '/file'!r}], Path({str(target)!r}), {SHA256!r})"
     )
     return subprocess.Popen([sys.executable, "-c", statement], stderr=subprocess.DEVNULL)

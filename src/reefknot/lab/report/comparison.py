@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reefknot.lab.report import tables
-from reefknot.lab.report.document import document, gallery
-from reefknot.lab.report.figure import MAX_POINTS, Figure
+from reefknot.lab.report.document import MAX_POINTS, Figure, document, gallery, header, section
 from reefknot.lab.report.markup import tag, text
 from reefknot.lab.report.svg import Chart, is_log, padded
 from reefknot.lab.report.wording import count, number, percent, plain
@@ -52,16 +51,11 @@ def render_comparison(title: str, lead: str, runs: Sequence[Compared]) -> str:
     measured = [(one, *_point(one)) for one in runs if _is_measured(one)]
     front = [measured[place][0] for place in front_of([(x, y) for _, x, y in measured])]
     others = [one for one in runs if all(one is not other for other in front)]
-    header = tag(
-        "header",
-        tag("p", text("reefknot comparison of runs"), class_="mark"),
-        tag("h1", text(title)),
-        tag("p", text(lead), class_="method"),
-    )
     note = "On the front, in colour, is what no other run beats in both bytes and validation error."
     drawn = [*_error_and_bytes(front, others), *_curves(front, others)]
-    shown = tag("section", tag("h2", "Runs"), _table(front, others))
-    return document(title, [header, gallery("Error and bytes", note, drawn), shown])
+    head = header("comparison of runs", title, words=lead)
+    listed = _table(front, others) or tag("p", text("There are none."), class_="lead")
+    return document(title, [head, gallery("Error and bytes", note, drawn), section("Runs", listed)])
 
 
 def _is_measured(one: Compared) -> bool:
@@ -92,10 +86,10 @@ def _error_and_bytes(front: Sequence[Compared], others: Sequence[Compared]) -> l
         log_x=True,
     )
     for one in behind:
-        chart.dot(*_point(one), kind="zero", title=_told(one))
+        chart.dot(*_point(one), kind="dot zero", title=_told(one))
     chart.line([_point(one) for one in front])
     for one in front:
-        chart.dot(*_point(one), kind="a", title=_told(one))
+        chart.dot(*_point(one), kind="dot a", title=_told(one))
     return [Figure("Validation error against bytes", "percent; sizes by ratio", chart.render())]
 
 
@@ -119,7 +113,7 @@ def _curves(front: Sequence[Compared], others: Sequence[Compared]) -> list[Figur
 
 
 def _table(front: Sequence[Compared], others: Sequence[Compared]) -> str:
-    heads = [("Run", ""), ("State", ""), ("Bytes", "num"), ("Validation error", "num")]
+    heads = [("Run", ""), ("State", "soft"), ("Bytes", "num"), ("Validation error", "num")]
     with_test = any(number(one.test_error) is not None for one in front)
     if with_test:
         heads.append(("Test error", "num"))
@@ -127,15 +121,9 @@ def _table(front: Sequence[Compared], others: Sequence[Compared]) -> str:
     rows = []
     for one in [*front, *others]:
         state = "on the front" if any(one is other for other in front) else one.state
-        cells = [count(one.file_bytes), percent(one.val_error)]
-        cells += [percent(one.test_error)] if with_test else []
         values = ", ".join(f"{key} = {_value(value)}" for key, value in one.values.items())
-        rows.append(
-            tag("th", text(one.name), scope="row")
-            + tag("td", text(state), class_="soft")
-            + "".join(tag("td", text(cell), class_="num") for cell in cells)
-            + tag("td", text(values))
-        )
+        cells = [one.name, state, count(one.file_bytes), percent(one.val_error)]
+        rows.append([*cells, *([percent(one.test_error)] if with_test else []), values])
     return tables.table(heads, rows, label="Runs", wide=True)
 
 

@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reefknot.lab.report.figure import MAX_GROUPS, MAX_POINTS, Figure, Metrics, Numbers, sign_kind
+from reefknot.lab.report.document import MAX_GROUPS, MAX_POINTS, Figure, Metrics, sign_kind
 from reefknot.lab.report.svg import Chart, Point, is_log, padded
+from reefknot.lab.report.tables import Numbers
 from reefknot.lab.report.wording import count, mapping, number, numbers, percent, plain, share
 
 MAX_CURVES = 64  # in one figure of centers
-
-PHASES = {"soft": "soft tying", "hard": "hard tying"}  # others are shown under their own names
-FROZEN = ("hard", "frozen")  # phases in which no weight changes its cluster
-UNNAMED = ("", "train")  # phases of a run that has only one
 
 
 class Phase(NamedTuple):
@@ -28,6 +25,7 @@ class Phase(NamedTuple):
     start: float
     end: float
     name: str
+    is_last: bool = False  # no weight changes its cluster
 
 
 def in_order(metrics: Sequence[object]) -> list[dict[str, Any]]:
@@ -56,7 +54,8 @@ def phases(metrics: Metrics) -> list[Phase]:
         if found and found[-1].name == name:
             found[-1] = found[-1]._replace(end=step)
         else:
-            found.append(Phase(found[-1].end if found else step, step, name))
+            start = found[-1].end if found else step
+            found.append(Phase(start, step, name, bool(line.get("is_last"))))
     return found
 
 
@@ -84,42 +83,94 @@ def _chart(
         height=height,
     )
     for place, phase in enumerate(phases(metrics)):
-        if phase.name not in UNNAMED:
-            name = PHASES.get(phase.name, phase.name)
+        if phase.name:
             start = phase.start if place else chart.x.low
-            chart.phase(start, phase.end, name, shaded=phase.name in FROZEN)
+            chart.phase(start, phase.end, phase.name, shaded=phase.is_last)
     return chart
 
 
 def phases_told(metrics: Metrics) -> str:
     """The names of all phases in order; in a chart, a short one has no room for its name."""
-    names = list(dict.fromkeys(phase.name for phase in phases(metrics)))
-    told = [
-        PHASES.get(name, name) + (" (shaded)" if name in FROZEN else "")
-        for name in names
-        if name not in UNNAMED
-    ]
-    return ", ".join(told)
+    told = [p.name + (" (shaded)" if p.is_last else "") for p in phases(metrics) if p.name]
+    return ", ".join(dict.fromkeys(told))
 
 
-def _curve(
-    metrics: Metrics,
-    key: str,
-    title: str,
-    note: str,
-    *,
-    shown: Callable[[float], str],
-    factor: float = 1.0,
-    zero: bool = True,
-    level: float | None = None,
-) -> Figure | None:
+def _three(value: float) -> str:
+    return plain(value, 3)
+
+
+def _share(value: float) -> str:
+    return share(value / 100)
+
+
+def _bytes(value: float) -> str:
+    return plain(value, 4) if value < 1e5 else f"{plain(value / 1e3, 3)}k"
+
+
+class Quantity(NamedTuple):
+    """What a curve shows: a key of the metrics, its title and unit, and words for its values."""
+
+    key: str
+    title: str
+    note: str
+    shown: Callable[[float], str]
+    factor: float = 1.0
+
+
+LOSSES = (
+    Quantity("loss", "Data loss", "without penalties", _three),
+    Quantity(
+        "kmeans_penalty", "k-means penalty", "half the squared distance to the centers", _three
+    ),
+    Quantity("val_error", "Validation error", "percent", percent),
+)
+TYING = (
+    Quantity("changed", "Changed assignments", "percent of weights, at each refit", _share, 100.0),
+    Quantity("density", "Density", "percent not zero", _share, 100.0),
+    Quantity("predicted_bytes", "Predicted size", "bytes, while training", _bytes),
+)
+TIME = (
+    Quantity(
+        "step_seconds",
+        "Time of a step",
+        "milliseconds, means since the last measurement",
+        _three,
+        1000.0,
+    ),
+)
+
+
+class Level(NamedTuple):
+    """A dashed line across a curve, and what the note says of it."""
+
+    value: float
+    words: str
+
+
+def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -> list[Figure]:
+    """The curves of a run: losses, error, time; where it tied, size and how assignments settle."""
+    if not metrics:
+        return []
+    levels = {}
+    if density := _last(metrics, "target_density"):
+        levels["density"] = Level(100 * density, f"the target, {share(density)}")
+    if target := _last(metrics, "target_bytes"):
+        levels["predicted_bytes"] = Level(target, f"the target, {count(target)} bytes")
+    elif file_bytes and file_bytes > 0:
+        levels["predicted_bytes"] = Level(file_bytes, f"the file, {count(file_bytes)} bytes")
+    shown = [*LOSSES, *(TYING if tied else ()), *TIME]
+    found = (_curve(metrics, quantity, levels.get(quantity.key)) for quantity in shown)
+    return [figure for figure in found if figure]
+
+
+def _curve(metrics: Metrics, quantity: Quantity, level: Level | None) -> Figure | None:
     """One quantity over steps; log scale when it covers more than a decade or so."""
+    key, title, note, shown, factor = quantity
     lines = [line for line in metrics if number(line.get(key)) is not None]
     if not lines:
         return None
-    drawn = _thinned(metrics, MAX_POINTS)
     points: list[Point] = []
-    for line in drawn:
+    for line in _thinned(metrics, MAX_POINTS):
         value = number(line.get(key))
         points.append((line["step"], None if value is None else factor * value))
     values = [value for _, value in points if value is not None]
@@ -129,99 +180,27 @@ def _curve(
     positive = [value for value in values if value > 0]
     log = is_log(positive) and min(values) >= 0
     first, last = values[0], values[-1]
-    lowest = min(values)
     label = (
         f"{title} over {len(lines)} measurements: {shown(first)} at first, "
-        f"{shown(last)} at the end, {shown(lowest)} at its lowest."
+        f"{shown(last)} at the end, {shown(min(values))} at its lowest."
     )
-    spread = [*(positive if log else values), *([level] if level else [])]
-    chart = _chart(metrics, spread, label, log=log, zero=zero, height=236.0)
+    spread = [*(positive if log else values), *([level.value] if level else [])]
+    chart = _chart(metrics, spread, label, log=log, zero=True, height=236.0)
     if level:
-        chart.level(level)
+        chart.level(level.value)
     chart.line(points)
-    told = [(plain(step), "" if v is None else shown(v)) for step, v in points]
-    chart.touch(points, [f"step {step}: {value}" for step, value in told])
+    told = [(plain(step), "" if value is None else shown(value)) for step, value in points]
+    chart.touch(points, [f"step {step}: {words}" for step, words in told])
     shows_last = not (log and last <= 0)
     if shows_last:
         chart.end(points, shown(last))
-    notes = [note] if note else []
+    notes = [f"{note}; dashed: {level.words}" if level else note]
     if log:
         notes.append("log scale")
     if not shows_last:
         notes.append("zero at the end")
     listed = Numbers(("Step", title), [row for row in told if row[1]])
     return Figure(title, ", ".join(notes), chart.render(), numbers=listed)
-
-
-def _share(value: float) -> str:
-    return share(value / 100)
-
-
-def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -> list[Figure]:
-    """The curves of a run: losses, error, time; where it tied, size and how assignments settle."""
-    if not metrics:
-        return []
-    found = [
-        _curve(metrics, "loss", "Data loss", "without penalties", shown=lambda v: plain(v, 3)),
-        _curve(
-            metrics,
-            "kmeans_penalty",
-            "k-means penalty",
-            "half the squared distance to the centers",
-            shown=lambda v: plain(v, 3),
-        ),
-        _curve(metrics, "val_error", "Validation error", "percent", shown=percent),
-    ]
-    if tied:
-        found += _tying(metrics, file_bytes)
-    found.append(
-        _curve(
-            metrics,
-            "step_seconds",
-            "Time of a step",
-            "milliseconds, means since the last measurement",
-            shown=lambda v: plain(v, 3),
-            factor=1000.0,
-        )
-    )
-    return [figure for figure in found if figure]
-
-
-def _tying(metrics: Metrics, file_bytes: float | None) -> list[Figure | None]:
-    """How the assignments settle, and what that does to the size."""
-    target, density = (_last(metrics, key) for key in ("target_bytes", "target_density"))
-    size, dashed = (target, "target") if target else (file_bytes, "file")
-    if size is not None and size <= 0:
-        size = None
-    in_bytes = f"; dashed: the {dashed}, {count(size)} bytes" if size else ""
-    in_percent = f"; dashed: the target, {share(density)}" if density else ""
-    return [
-        _curve(
-            metrics,
-            "changed",
-            "Changed assignments",
-            "percent of weights, at each refit",
-            shown=_share,
-            factor=100.0,
-        ),
-        _curve(
-            metrics,
-            "density",
-            "Density",
-            f"percent not zero{in_percent}",
-            shown=_share,
-            factor=100.0,
-            level=100 * density if density else None,
-        ),
-        _curve(
-            metrics,
-            "predicted_bytes",
-            "Predicted size",
-            f"bytes, while training{in_bytes}",
-            shown=lambda v: plain(v, 4) if v < 1e5 else f"{plain(v / 1e3, 3)}k",
-            level=size,
-        ),
-    ]
 
 
 def _last(metrics: Metrics, key: str) -> float | None:

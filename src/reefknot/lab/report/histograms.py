@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from reefknot.dtypes import to_numbers
-from reefknot.lab.report.figure import MAX_GROUPS, MAX_POINTS, Figure, Metrics, Numbers, sign_kind
+from reefknot.lab.report.document import MAX_GROUPS, MAX_POINTS, Figure, Metrics, sign_kind
 from reefknot.lab.report.svg import Bar, Chart, bars
+from reefknot.lab.report.tables import Numbers
 from reefknot.lab.report.wording import count, mapping, number, numbers, plain
 from reefknot.state import Codebook, TiedState, TiedTensor
 

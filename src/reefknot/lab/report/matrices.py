@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reefknot.lab.report import structure
-from reefknot.lab.report.figure import Figure
+from reefknot.lab.report.document import Figure
 from reefknot.lab.report.markup import tag, text
-from reefknot.lab.report.png import picture
 from reefknot.lab.report.wording import TIMES, count, share
 from reefknot.state import KeptTensor, TiedState, TiedTensor
 
@@ -77,7 +76,7 @@ def _mask(found: structure.Occupancy, mask: np.ndarray) -> Figure:
     flat = -(-30 // (pixels.shape[0] * zoom))  # a few rows are drawn taller, or they are a hairline
     if flat > 1:
         pixels = np.repeat(pixels, flat, axis=0)
-    body = picture(pixels, structure.PALETTES, zoom=zoom, label=label)
+    body = structure.picture(pixels, zoom=zoom, label=label)
     shape = "wide" if pixels.shape[1] * zoom > 500 else ""
     return Figure(found.name, f"{', '.join(notes)}; {dead}", body, shape=shape)
 
@@ -96,11 +95,10 @@ def _heat(tensor: TiedTensor | KeptTensor, mask: np.ndarray) -> Figure | None:
         f"{tensor.name}: the {counts.size} inputs as {side} {TIMES} {side}, "
         f"{count(dead)} without any connection"
     )
-    drawn = picture(
-        structure.count_pixels(counts), structure.PALETTES, zoom=max(1, 308 // side), label=label
-    )
+    zoom = max(1, 308 // side)
+    drawn = structure.picture(structure.count_pixels(counts), zoom=zoom, label=label)
     ramp = np.arange(1, structure.LEVELS + 1, dtype=np.uint8)[None, :]
-    scale = picture(ramp, structure.PALETTES, zoom=8, label="shades from few connections to many")
+    scale = structure.picture(ramp, zoom=8, label="shades from few connections to many")
     legend = tag("span", "1 ", scale, text(f" {count(most)}"), class_="ramp")
     none = tag("span", tag("i", class_="swatch"), text("none"), class_="ramp")
     body = drawn + tag("p", legend, none, class_="legend")

@@ -12,7 +12,7 @@ from typing import Any
 from reefknot import rates
 from reefknot.inspection import Inspection
 from reefknot.lab.report import curves, histograms, matrices, tables
-from reefknot.lab.report.document import document, figure, gallery
+from reefknot.lab.report.document import document, figure, gallery, header, section
 from reefknot.lab.report.markup import tag, text
 from reefknot.lab.report.wording import count, duration, mapping, number, percent, rate, share
 from reefknot.state import TiedState
@@ -43,11 +43,11 @@ def render(
     tied = bool(state.codebooks) if state is not None else number(facts.get("num_clusters")) != 0
     lines = curves.in_order(metrics)
     if not tied:  # whatever phase the method was in, it tied nothing
-        lines = [{**line, "phase": "train"} for line in lines]
+        lines = [{**line, "phase": None} for line in lines]
     phases = curves.phases_told(lines)
     main = [
         _header(facts),
-        _result(facts, tied=tied),
+        section("Result", _facts(facts, tied=tied), tables.errors(facts, tied=tied)),
         gallery(
             "Training",
             "Curves over training steps" + (f"; phases: {phases}." if phases else "."),
@@ -60,7 +60,11 @@ def render(
         ),
         _sizes(sizes),
         _tensors(state),
-        _skipped(facts),
+        section(
+            "Skipped",
+            tables.skipped(facts),
+            lead="These parameters were not tied; they are stored exactly.",
+        ),
         _made(facts, config),
     ]
     title = " · ".join([_title(facts), *([str(facts["method"])] if facts.get("method") else [])])
@@ -101,13 +105,7 @@ def _header(facts: Mapping[str, Any]) -> str:
         method.append(f"{count(facts['num_clusters'])} shared values")
     if number(facts.get("seed")) is not None:
         method.append(f"seed {facts['seed']}")
-    return tag(
-        "header",
-        tag("p", text("reefknot run report"), class_="mark"),
-        tag("h1", text(_title(facts))),
-        tag("p", text(" · ".join(method)), class_="method") if method else "",
-        _headline(facts),
-    )
+    return header("run report", _title(facts), _headline(facts), words=" · ".join(method))
 
 
 def _headline(facts: Mapping[str, Any]) -> str:
@@ -139,11 +137,6 @@ def _headline(facts: Mapping[str, Any]) -> str:
             aria_label="Size before and after, drawn to scale",
         )
     return tag("p", ", ".join(parts), class_="headline") + scale
-
-
-def _result(facts: Mapping[str, Any], *, tied: bool) -> str:
-    found = _facts(facts, tied=tied) + tables.errors(facts, tied=tied)
-    return tag("section", tag("h2", "Result"), found) if found else ""
 
 
 def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
@@ -187,17 +180,12 @@ def _sizes(sizes: Inspection | None) -> str:
     ways = [f"{count(sizes.original_bytes)} bytes as they are"]
     ways += [f"{count(size)} after {name}" for name, size in others if size is not None]
     lead = f"The same values take {', '.join(ways)}."
-    return tag(
-        "section",
-        tag("h2", "Where every byte went"),
-        tag("p", text(lead), class_="lead"),
-        tables.sizes(sizes),
-        _legend(
-            ("places", "positions of the weights that are not the most frequent value"),
-            ("values", "values of these weights"),
-            ("other", "the rest"),
-        ),
+    legend = _legend(
+        ("places", "positions of the weights that are not the most frequent value"),
+        ("values", "values of these weights"),
+        ("other", "the rest"),
     )
+    return section("Where every byte went", tables.sizes(sizes), legend, lead=lead)
 
 
 def _legend(*kinds: tuple[str, str]) -> str:
@@ -212,7 +200,7 @@ def _tensors(state: TiedState | None) -> str:
     if state is None or not state.tensors:
         return ""
     survey = matrices.survey(state)
-    parts = [tag("h2", "Tensors"), tables.tensors(survey.tensors)]
+    parts = [tables.tensors(survey.tensors)]
     if state.aliases:
         same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())
         parts.append(tag("p", text(f"Stored once and shared: {same}."), class_="lead"))
@@ -227,14 +215,7 @@ def _tensors(state: TiedState | None) -> str:
     if told := [f"{count(number_of)} {which}" for number_of, which in left_out if number_of]:
         words = f"Matrices that are not drawn: {', '.join(told)}."
         parts.append(tag("p", text(words), class_="lead"))
-    return tag("section", *parts)
-
-
-def _skipped(facts: Mapping[str, Any]) -> str:
-    if not (found := tables.skipped(facts)):
-        return ""
-    lead = "These parameters were not tied; they are stored exactly."
-    return tag("section", tag("h2", "Skipped"), tag("p", text(lead), class_="lead"), found)
+    return section("Tensors", *parts)
 
 
 def _made(facts: Mapping[str, Any], config: str) -> str:
@@ -248,4 +229,4 @@ def _made(facts: Mapping[str, Any], config: str) -> str:
     if config.strip():
         code = tag("pre", tag("code", text(config.rstrip())))
         parts.append(tag("details", tag("summary", "Configuration"), code))
-    return tag("section", tag("h2", "How it was made"), *parts) if parts else ""
+    return section("How it was made", *parts)

@@ -1,19 +1,25 @@
 """Structure: what is left of each tensor, and which of its rows and columns are dead.
 
 Takes     a `TiedState`.
-Gives     one `Occupancy` per tensor, and small pictures of where the non-zeros are.
+Gives     one `Occupancy` per tensor, and small pictures of where the non-zeros are, as PNG.
 Paper     appendix: row and column sparsity, and the count of connections that leave each input.
-Unaware   of pages; it hands over pixels and numbers.
+Unaware   of the page that they stand in.
 """
 
+import base64
 import math
+import struct
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from reefknot.dtypes import is_zero
-from reefknot.lab.report.png import Color, Palettes
+from reefknot.lab.report.markup import tag
 from reefknot.state import KeptTensor, TiedState, TiedTensor
+
+Color = tuple[int, int, int, int]  # red, green, blue, opacity, each 0 to 255
 
 LEVELS = 15  # shades between the lightest non-zero and the darkest
 DEAD = LEVELS + 1  # the palette entry of a dead row or column
@@ -27,7 +33,8 @@ def _shades(red: int, green: int, blue: int, *, dead: int) -> list[Color]:
     return [(0, 0, 0, 0), *levels, (119, 130, 139, dead)]
 
 
-PALETTES = Palettes(light=_shades(11, 92, 122, dead=52), dark=_shades(120, 200, 232, dead=40))
+LIGHT = _shades(11, 92, 122, dead=52)  # what each index of a picture looks like on light paper
+DARK = _shades(120, 200, 232, dead=40)  # and on a dark screen
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +106,7 @@ def block_size(shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def mask_pixels(mask: np.ndarray, found: Occupancy) -> np.ndarray:
-    """A picture of a tensor's non-zeros, dead rows and columns tinted, as indices into `PALETTES`.
+    """A picture of a tensor's non-zeros, dead rows and columns tinted, as indices into `LIGHT`.
 
     A convolution is drawn with a filter in each row, its channels side by side. The shade of a
     block grows with the root of its density, or the few weights of a sparse layer would vanish.
@@ -143,8 +150,51 @@ def input_counts(mask: np.ndarray) -> np.ndarray | None:
 
 
 def count_pixels(counts: np.ndarray) -> np.ndarray:
-    """A heat map of counts as indices into `PALETTES`; an input without connections is dead."""
+    """A heat map of counts as indices into `LIGHT`; an input without connections is dead."""
     most = max(int(counts.max()), 1)
     pixels = np.ceil(LEVELS * counts / most).astype(np.uint8)
     pixels[counts == 0] = DEAD
     return pixels
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def encode_png(pixels: np.ndarray, palette: Sequence[Color]) -> bytes:
+    """A palette image of `pixels` (rows, columns), each an index into `palette`."""
+    height, width = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)  # 8 bits, palette, no interlace
+    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter: 0, none
+    rows[:, 1:] = pixels
+    return b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            _chunk(b"IHDR", header),
+            _chunk(b"PLTE", b"".join(bytes(color[:3]) for color in palette)),
+            _chunk(b"tRNS", bytes(color[3] for color in palette)),
+            _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
+            _chunk(b"IEND", b""),
+        )
+    )
+
+
+def picture(pixels: np.ndarray, *, zoom: int, label: str) -> str:
+    """A `<picture>` that holds its own PNG files, each pixel drawn `zoom` CSS pixels wide."""
+    height, width = pixels.shape
+    light, dark = (
+        f"data:image/png;base64,{base64.b64encode(encode_png(pixels, palette)).decode('ascii')}"
+        for palette in (LIGHT, DARK)
+    )
+    return tag(
+        "picture",
+        tag("source", media="screen and (prefers-color-scheme: dark)", srcset=dark),
+        tag(
+            "img",
+            src=light,
+            alt=label,
+            width=width * zoom,
+            height=height * zoom,
+            class_="pixels crisp" if zoom > 1 else "pixels",
+        ),
+    )

@@ -213,19 +213,16 @@ class Chart:
         self._over.append(tag("circle", class_=f"dot {kind}", cx=x, cy=y, r=3.0))
         self._over.append(tag("text", text(words), class_=f"end {kind}", x=x + 7, y=y + 4))
 
-    def dot(self, x: float, y: float, *, kind: str, title: str) -> None:
+    def dot(self, x: float, y: float, *, kind: str, title: str, radius: float = 4.0) -> None:
         """One point with a tooltip."""
-        told = tag("title", text(title))
-        place = {"cx": self.x(x), "cy": self.y(y), "r": 4.0}
-        self._over.append(tag("circle", told, class_=f"dot {kind}", **place))
+        place = {"cx": self.x(x), "cy": self.y(y), "r": radius}
+        self._over.append(tag("circle", tag("title", text(title)), class_=kind, **place))
 
     def touch(self, points: Sequence[Point], words: Sequence[str]) -> None:
         """Invisible spots whose tooltips show values, without any script."""
         for (step, value), told in zip(points, words, strict=True):
             if value is not None and not (self.log and value <= 0):
-                spot = tag("title", text(told))
-                x, y = self.x(step), self.y(value)
-                self._over.append(tag("circle", spot, class_="spot", cx=x, cy=y, r=5.0))
+                self.dot(step, value, kind="spot", title=told, radius=5.0)
 
     def level(self, value: float) -> None:
         """A dashed line across the chart at a value worth comparing with."""
@@ -234,14 +231,8 @@ class Chart:
 
     def stem(self, x: float, y: float, *, kind: str, title: str) -> None:
         """A thin bar from the bottom up to `y`."""
-        self._over.append(
-            tag(
-                "path",
-                tag("title", text(title)),
-                class_=f"stem {kind}",
-                d=_path([(self.x(x), self.y.start), (self.x(x), self.y(y))]),
-            )
-        )
+        shape = _path([(self.x(x), self.y.start), (self.x(x), self.y(y))])
+        self._over.append(tag("path", tag("title", text(title)), class_=f"stem {kind}", d=shape))
 
     def render(self) -> str:
         """The whole chart as one `<svg>`."""

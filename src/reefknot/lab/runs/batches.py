@@ -1,15 +1,21 @@
-"""Which examples a step trains on.
+"""Which examples a step trains on, and with which labels.
 
-Takes     examples in memory, and what is done to a batch of them.
-Gives     batch number n, whichever batches were asked for before.
-Unaware   of models and of training.
+Takes     examples in memory, what is done to a batch of them, and trained networks as teachers.
+Gives     batch number n, whichever batches were asked for before; soft labels, which
+          `cross_entropy` accepts in place of labels.
+Unaware   of methods, of training, and of configurations.
+
+Even a network of a few shared values overfits hard labels. Soft labels tell it which examples are
+hard and which classes are similar.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, one_hot
+
+from reefknot.lab.runs.precision import reduced_precision
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 Relabel = Callable[[Tensor, Tensor], Tensor]
@@ -74,5 +80,34 @@ class Batches:
 
 
 def scaled_down(images: Tensor, pixels: int) -> Tensor:
-    """The same images with `pixels` rows and columns, low-pass filtered first."""
+    """Images brought to `pixels` rows and columns, low-pass filtered first."""
     return interpolate(images, size=(pixels, pixels), mode="bilinear", antialias=True)
+
+
+def soft_labels(
+    teachers: Sequence[nn.Module],
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float,
+    weight: float,
+    bf16: bool = False,
+) -> Tensor:
+    """(1 - weight) · one-hot label + weight · the teachers' mean probabilities at a temperature.
+
+    Probabilities p at temperature T are proportional to p^(1/T). With `bf16` the teachers compute
+    in bfloat16.
+    """
+    with reduced_precision(inputs, bf16):
+        mean = torch.stack([_probabilities(teacher, inputs) for teacher in teachers]).mean(0)
+    softened = (mean.clamp_min(1e-12).log() / temperature).softmax(1)
+    return ((1 - weight) * one_hot(labels, mean.shape[1]) + weight * softened).float()
+
+
+def _probabilities(teacher: nn.Module, inputs: Tensor) -> Tensor:
+    was_training = teacher.training
+    teacher.eval()
+    with torch.no_grad():
+        found = torch.cat([teacher(part).double().softmax(1) for part in inputs.split(1000)])
+    teacher.train(was_training)
+    return found

@@ -20,6 +20,7 @@ from reefknot.files import read_bytes
 from reefknot.lab.baselines import BASELINE, METHODS
 from reefknot.lab.runs.training import Decay, Plan
 from reefknot.methods.settings import settings_of
+from reefknot.phases.budget import FROM_SCRATCH, TRAINED
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
@@ -104,7 +105,7 @@ class Config:
         settings = dict(self.settings)
         if self._has_budget:
             settings["steps"] = self.training.steps
-            settings.setdefault("begin", "sparsify" if self.start is None else "trained")
+            settings.setdefault("begin", FROM_SCRATCH if self.start is None else TRAINED)
         return settings
 
     @property
@@ -163,16 +164,10 @@ def make_config(table: Mapping[str, Any]) -> Config:
     """The configuration in a table; raises one error that lists all mistakes."""
     mistakes: list[str] = []
     values = _checked(Config, table, "", mistakes)
-    values["training"] = Training(
-        **_checked(Training, table.get("training", {}), "training.", mistakes)
-    )
-    values["optimizer"] = Optimization(
-        **_checked(Optimization, table.get("optimizer", {}), "optimizer.", mistakes)
-    )
-    values["distillation"] = Distillation(
-        **_checked(Distillation, table.get("distillation", {}), "distillation.", mistakes)
-    )
-    mistakes += _range_mistakes(values["training"], values["optimizer"])
+    for key, kind in _TABLES.items():
+        values[key] = kind(**_checked(kind, table.get(key, {}), f"{key}.", mistakes))
+    mistakes += _training_mistakes(values["training"])
+    mistakes += _schedule_mistakes(values["training"], values["optimizer"])
     mistakes += _resizing_mistakes(values["training"])
     mistakes += _distillation_mistakes(values["distillation"])
     if not -(2**63) <= values.get("seed", 0) < 2**64:
@@ -186,7 +181,7 @@ def make_config(table: Mapping[str, Any]) -> Config:
 
 
 def with_entries(config: Config, entries: Mapping[str, Any]) -> Config:
-    """The same configuration with other values of some entries, given by their dotted keys."""
+    """A configuration with other values of some entries, given by their dotted keys."""
     table = tomllib.loads(to_toml(config))
     for key, value in entries.items():
         _put(table, key, value)
@@ -219,8 +214,7 @@ _WORDS = {
     type(None): "nothing",
 }
 
-
-_TABLES = (Training, Optimization, Distillation)
+_TABLES = {"training": Training, "optimizer": Optimization, "distillation": Distillation}
 
 
 def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[str, Any]:
@@ -233,7 +227,7 @@ def _checked(kind: type, table: Any, prefix: str, mistakes: list[str]) -> dict[s
     for key, value in table.items():
         if key not in known:
             mistakes.append(f"unknown key {prefix + key!r}{nearest(key, known)}")
-        elif isinstance(known[key].type, type) and known[key].type in _TABLES:
+        elif kind is Config and key in _TABLES:
             continue  # a table of its own
         elif _fits(value, known[key].type):
             values[key] = float(value) if known[key].type is float else value
@@ -267,29 +261,32 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
-def _range_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:
+_AT_LEAST = {"batch_size": 1, "evaluate_every": 1, "checkpoint_every": 1, "steps": 1}
+_AT_LEAST |= {"soft_steps": 0, "hard_steps": 0, "threads": 0}
+
+
+def _training_mistakes(training: Training) -> Iterable[str]:
     parts = (training.soft_steps, training.hard_steps)
     if training.steps is not None and parts != (None, None):
         yield "training.steps is for a budget, soft_steps and hard_steps for the rest; choose one"
     if parts == (0, 0):
         yield "training.soft_steps and training.hard_steps are both 0: there is nothing to do"
+    for key, least in _AT_LEAST.items():
+        value = getattr(training, key)
+        if value is not None and value < least:
+            yield f"training.{key} must be at least {least}, found {value}"
     if training.threads > MAX_THREADS:
         yield f"training.threads must be at most {MAX_THREADS}, found {training.threads}"
-    for key in ("soft_steps", "hard_steps", "threads"):
-        if (getattr(training, key) or 0) < 0:
-            yield f"training.{key} must be at least 0, found {getattr(training, key)}"
     if training.keep_best and (training.steps is not None or training.hard_steps == 0):
         yield "training.keep_best chooses among hard steps; give training.hard_steps, and no steps"
-    if training.steps is not None and training.steps < 1:
-        yield f"training.steps must be at least 1, found {training.steps}"
-    for key in ("batch_size", "evaluate_every", "checkpoint_every"):
-        if getattr(training, key) < 1:
-            yield f"training.{key} must be at least 1, found {getattr(training, key)}"
     if not 0 <= training.label_smoothing < 1:
         yield (
             "training.label_smoothing must be at least 0 and below 1, "
             f"found {training.label_smoothing}"
         )
+
+
+def _schedule_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:
     for key in ("lr", "hard_lr"):
         value = getattr(optimizer, key)
         if value is not None and not 0 <= value < float("inf"):

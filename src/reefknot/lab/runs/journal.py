@@ -1,14 +1,17 @@
-"""metrics.jsonl, and what else a run must remember across interruptions.
+"""What a run writes down: metrics.jsonl while it trains, record.json at its end.
 
-Takes     losses, and what was measured at a step.
-Gives     a row for each measurement, appended to the file and kept for the checkpoint.
+Takes     losses, what was measured at a step, and the results as one flat table.
+Gives     a row for each measurement, appended to the file and kept for the checkpoint; the record
+          of a finished run, and the versions of the software involved.
 Unaware   of what is measured.
 """
 
 import json
 import math
+import platform
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reefknot import __version__
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
-from reefknot.lab.runs.record import Record
+
+Record = dict[str, Any]
 
 
 class Journal:
@@ -118,3 +123,26 @@ def read_rows(folder: Path) -> list[Record]:
         return [json.loads(line) for line in read_bytes(path).splitlines()]
     except ValueError as error:
         raise FormatError(f"{path} is damaged: {error}") from error
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write the record atomically."""
+    write_atomically(folder / "record.json", (json.dumps(record, indent=2) + "\n").encode())
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a finished run."""
+    path = folder / "record.json"
+    try:
+        record = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise FormatError(f"{path} holds a {type(record).__name__}; a record was expected")
+    return record
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, of this package, and of the libraries that results depend on."""
+    others = {name: version(name) for name in ("torch", "numpy", "numba")}
+    return {"python": platform.python_version(), "reefknot": __version__} | others

@@ -23,10 +23,9 @@ from reefknot.checkpoint import read_checkpoint, unlike, write_checkpoint
 from reefknot.errors import ConfigError, FormatError, ReefknotError, blamed_on
 from reefknot.files import read_bytes
 from reefknot.lab.baselines import METHODS
-from reefknot.lab.runs.batches import Relabel, scaled_down
+from reefknot.lab.runs.batches import Relabel, scaled_down, soft_labels
 from reefknot.lab.runs.best import Best
 from reefknot.lab.runs.config import MAX_THREADS, OPTIMIZERS, Config
-from reefknot.lab.runs.distillation import soft_labels
 from reefknot.lab.runs.journal import Journal
 from reefknot.lab.runs.training import Plan
 from reefknot.lab.zoo import DATASETS, NETWORKS, Data, Split, as_data
@@ -81,7 +80,7 @@ def build(config: Config) -> Parts:
 
 
 def _matrices_apart(groups: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same parameters, but biases, scales and shifts in groups without weight decay."""
+    """Parameter groups split, so that biases, scales and shifts have no weight decay."""
     for group in groups:
         vectors = [parameter for parameter in group["params"] if parameter.dim() < 2]
         matrices = [parameter for parameter in group["params"] if parameter.dim() >= 2]
@@ -155,7 +154,7 @@ def _check_network(config: Config, model: nn.Module, data: Data) -> None:
 
 
 def _resized(config: Config, inputs: Tensor) -> Iterator[Tensor]:
-    """The same examples at each size of `progressive_resizing`."""
+    """Examples as they are at each size of `progressive_resizing`."""
     for _, pixels in config.training.progressive_resizing:
         if inputs.dim() != 4 or pixels > min(inputs.shape[2:]):
             raise ConfigError(

@@ -10,9 +10,9 @@ Unaware   of which method it runs and of how progress is shown.
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from reefknot import rates
-from reefknot.errors import CheckError, ConfigError, DivergedError, ReefknotError
+from reefknot.errors import CheckError, ConfigError, DivergedError, FormatError, ReefknotError
 from reefknot.files import write_atomically
 from reefknot.format import decode, encode, open_state
 from reefknot.lab.baselines import BASELINE
@@ -30,12 +30,11 @@ from reefknot.lab.runs.batches import Batches
 from reefknot.lab.runs.best import Best
 from reefknot.lab.runs.config import Config
 from reefknot.lab.runs.folder import claimed, remove
-from reefknot.lab.runs.journal import Journal
-from reefknot.lab.runs.parts import Parts, build, read_saved, restore, save
-from reefknot.lab.runs.record import Record, read_record, versions, write_record
+from reefknot.lab.runs.journal import Journal, Record, read_record, versions, write_record
+from reefknot.lab.runs.parts import Parts, build, network_and_data, read_saved, restore, save
 from reefknot.lab.runs.training import Progress, error_percent, train
 from reefknot.lab.zoo import Data
-from reefknot.loading import tensors
+from reefknot.loading import load, tensors
 from reefknot.state import TiedState
 
 
@@ -166,76 +165,95 @@ def _train(
     display: Display | None,
 ) -> TiedState:
     """Train, continuing after `step` completed steps; end with the best state, if it is kept."""
-    model, method, optimizer, data = parts.model, parts.method, parts.optimizer, parts.data
-    plan, training = config.plan, config.training
-    batches = _batches(config, parts)
-    notes = journal.notes
-    last_saved = step or None
-
-    def validation_error() -> float:
-        return error_percent(model, *data.validation, bf16=training.bf16)
-
-    def checkpoint(step: int) -> None:
-        nonlocal last_saved
-        for name, value in model.named_parameters():  # a buffer may hold -inf on purpose
-            if not bool(value.isfinite().all()):
-                raise DivergedError(f"{name!r} is not finite after step {step:,}")
-        save(journal.folder / "checkpoint.safetensors", step, parts, journal, best)
-        last_saved = step
-
+    training = config.training
+    observer = _Observer(config, parts, journal, best, last_saved=step)
+    stop = threading.Event()
     try:
-        with _stop_signal() as stop:
+        with on_stop_signal(stop.set):
             began = time.monotonic()
             for progress in train(
-                model,
-                method,
-                optimizer,
-                batches,
-                plan,
+                parts.model,
+                parts.method,
+                parts.optimizer,
+                _batches(config, parts),
+                config.plan,
                 step=step,
                 shrink=training.shrink,
                 bf16=training.bf16,
                 label_smoothing=training.label_smoothing,
                 measured=journal.errors,
             ):
-                if progress.event == "leaving":
-                    if not method.phase.is_tied:
-                        notes["val_error_soft"] = validation_error()
-                elif progress.event == "entered":
-                    if method.phase.is_last:
-                        notes["val_error_hardened"] = validation_error()
+                if progress.event != "step":
+                    observer.changing_phase(progress)
                 else:
-                    journal.add_step(progress.loss, time.monotonic() - began)
-                    if progress.step % training.evaluate_every == 0 or progress.step == plan.steps:
-                        row = journal.measure(
-                            progress.step,
-                            lr=progress.lr,
-                            val_error=validation_error(),
-                            stats=method.stats(),
-                        )
-                        if training.keep_best and method.phase.is_last:
-                            best.consider(progress.step, row["val_error"], model, method)
-                        if display:
-                            display.measured(row)
-                    last = progress.step == plan.steps  # in case writing the results fails
-                    if last or progress.step % training.checkpoint_every == 0:
-                        checkpoint(progress.step)
+                    row = observer.stepped(progress, time.monotonic() - began)
+                    if row and display:
+                        display.measured(row)
                 if display:
                     display.stepped(progress)
                 if stop.is_set() and progress.event == "step":
-                    checkpoint(progress.step)
+                    observer.save(progress.step)
                     raise InterruptedRunError(
                         f"stopped after step {progress.step:,}; add --resume to continue"
                     )
                 began = time.monotonic()
     except DivergedError as error:
-        where = f"step {last_saved:,} in {journal.folder}" if last_saved else "none"
+        last = observer.last_saved
+        where = f"step {last:,} in {journal.folder}" if last else "none"
         raise DivergedError(
             f"{error}; last good checkpoint: {where}. Try a lower optimizer.lr, or lower "
             "strengths in [settings]"
         ) from error
-    best.restore(model, method)
-    return method.finish()
+    best.restore(parts.model, parts.method)
+    return parts.method.finish()
+
+
+@dataclass
+class _Observer:
+    """Measures a run while it trains, and saves it."""
+
+    config: Config
+    parts: Parts
+    journal: Journal
+    best: Best
+    last_saved: int  # after how many steps the checkpoint is; 0 if there is none
+
+    def changing_phase(self, progress: Progress) -> None:
+        """Note the error before weights are tied, and after clusters are frozen."""
+        method, notes = self.parts.method, self.journal.notes
+        if progress.event == "leaving" and not method.phase.is_tied:
+            notes["val_error_soft"] = self._validation_error()
+        elif progress.event == "entered" and method.phase.is_last:
+            notes["val_error_hardened"] = self._validation_error()
+
+    def stepped(self, progress: Progress, seconds: float) -> Record | None:
+        """Measure and save where it is time for it; gives the row of a measurement."""
+        training, method, step = self.config.training, self.parts.method, progress.step
+        is_last = step == self.config.plan.steps
+        row = None
+        self.journal.add_step(progress.loss, seconds)
+        if is_last or step % training.evaluate_every == 0:
+            error, stats = self._validation_error(), method.stats()
+            row = self.journal.measure(step, lr=progress.lr, val_error=error, stats=stats)
+            if training.keep_best and method.phase.is_last:
+                self.best.consider(step, error, self.parts.model, method)
+        # After the last step, too, in case writing the results fails.
+        if is_last or step % training.checkpoint_every == 0:
+            self.save(step)
+        return row
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint, unless training has diverged."""
+        for name, value in self.parts.model.named_parameters():  # a buffer may be -inf on purpose
+            if not bool(value.isfinite().all()):
+                raise DivergedError(f"{name!r} is not finite after step {step:,}")
+        checkpoint = self.journal.folder / "checkpoint.safetensors"
+        save(checkpoint, step, self.parts, self.journal, self.best)
+        self.last_saved = step
+
+    def _validation_error(self) -> float:
+        validation, bf16 = self.parts.data.validation, self.config.training.bf16
+        return error_percent(self.parts.model, *validation, bf16=bf16)
 
 
 def _batches(config: Config, parts: Parts) -> Batches:
@@ -252,17 +270,15 @@ def _batches(config: Config, parts: Parts) -> Batches:
 
 
 @contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT or SIGTERM sets, so that the run stops between two steps."""
-    stop = threading.Event()
+def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGINT and SIGTERM, as far as this thread can be told of them."""
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: stop.set())
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -315,6 +331,7 @@ def _conclude(
         "method": config.method,
         "seed": config.seed,
         "settings": dict(config.settings),
+        "start_is_tied": parts.method.phases[0].is_tied,
         "val_error_soft": notes.get("val_error_soft"),
         "val_error_hardened": notes.get("val_error_hardened"),
         **measured(config, parts.model, data, state, len(content)),
@@ -328,3 +345,23 @@ def _conclude(
     write_report(folder, state)
     remove(folder, ["checkpoint.safetensors"])
     return record
+
+
+def errors_on_test(config: Config, files: Sequence[Path | None]) -> list[float | None]:
+    """The test error of each file, in percent; None where test data is missing or not wanted.
+
+    None among the files is the network that a run begins with. This is looked at once, when
+    nothing is chosen any more.
+    """
+    if not config.evaluate_test or not files:
+        return [None] * len(files)
+    model, data = network_and_data(config)
+    found = []
+    begin = {name: value.clone() for name, value in model.state_dict().items()}
+    for file in files:
+        try:
+            model.load_state_dict(begin if file is None else load(file))
+        except RuntimeError as error:
+            raise FormatError(f"{file} does not fit {config.model}") from error
+        found.append(_test_error(config, model, data))
+    return found

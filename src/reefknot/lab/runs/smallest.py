@@ -25,11 +25,10 @@ from reefknot.format import open_state
 from reefknot.lab.baselines import BASELINE
 from reefknot.lab.report import write_report
 from reefknot.lab.runs.config import Config, with_entries
-from reefknot.lab.runs.evaluation import errors_on_test
 from reefknot.lab.runs.folder import clear, config_text, locked, names_in, remove
+from reefknot.lab.runs.journal import Record, read_record, write_record
 from reefknot.lab.runs.parts import network_and_data
-from reefknot.lab.runs.record import Record, read_record, write_record
-from reefknot.lab.runs.run import Display, run
+from reefknot.lab.runs.run import Display, errors_on_test, run
 from reefknot.lab.runs.training import error_percent
 
 TRIES = 8
@@ -78,7 +77,8 @@ def smallest(
     unseen = replace(config, evaluate_test=False)
     model, data = network_and_data(unseen)  # mistakes in names are found before anything is made
     with locked(folder, make=not resume):
-        _claim(folder, config, resume=resume, force=force)
+        recipe = config_text(folder, config)
+        _claim(folder, recipe, resume=resume, force=force)
         if reference_error is None and config.start is not None:
             reference_error = error_percent(model, *data.validation, exact=True)
         elif reference_error is None:
@@ -88,7 +88,13 @@ def smallest(
         tries: list[Try] = []
         while len(tries) < TRIES and (target := next_target(tries, first, most)) is not None:
             tries.append(_tried(unseen, target, folder, allowed, display))
-            _note(folder, config, reference_error, max_error_increase, tries)
+            state = {
+                "recipe": recipe,
+                "reference_error": reference_error,
+                "max_error_increase": max_error_increase,
+                "tries": [one._asdict() for one in tries],
+            }
+            _write_state(folder, state)
             tell(tries[-1])
         chosen = min((t for t in tries if t.keeps), key=_bytes, default=None)
         if chosen is None:
@@ -143,13 +149,12 @@ def _dense(config: Config, folder: Path, display: Display | None) -> Record:
 # -- the folder -----------------------------------------------------------------------------
 
 
-def _claim(folder: Path, config: Config, *, resume: bool, force: bool) -> None:
+def _claim(folder: Path, recipe: str, *, resume: bool, force: bool) -> None:
     """Make the folder this search's own, or say why not; it is locked."""
-    text = config_text(folder, config)
     names = {name for name in names_in(folder) if not name.endswith(".tmp")}
     if resume and STATE in names:
-        before = _state(folder)
-        if before.get("recipe") != text:
+        before = _read_state(folder)
+        if before.get("recipe") != recipe:
             raise ConfigError(
                 f"{folder} was started with another configuration; resume with the same one, add "
                 "--force to begin anew, or choose another --out"
@@ -170,10 +175,10 @@ def _claim(folder: Path, config: Config, *, resume: bool, force: bool) -> None:
             else f"{folder} is there already; add --resume to go on in it, --force to begin anew, "
             "or choose another --out"
         )
-    _write_state(folder, {"recipe": text})
+    _write_state(folder, {"recipe": recipe})
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def _read_state(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_bytes(folder / STATE))
     except (ValueError, RecursionError) as error:
@@ -183,18 +188,6 @@ def _state(folder: Path) -> dict[str, Any]:
 
 def _write_state(folder: Path, state: dict[str, Any]) -> None:
     write_atomically(folder / STATE, (json.dumps(state, indent=2) + "\n").encode())
-
-
-def _note(
-    folder: Path, config: Config, reference: float, increase: float, tries: Sequence[Try]
-) -> None:
-    state = {
-        "recipe": config_text(folder, config),
-        "reference_error": reference,
-        "max_error_increase": increase,
-        "tries": [one._asdict() for one in tries],
-    }
-    _write_state(folder, state)
 
 
 # -- after ----------------------------------------------------------------------------------

@@ -154,14 +154,8 @@ def train(
             own = lr if group.get("lr_decays", True) else plan.top_at(step)
             group["lr"] = own * group.get("lr_factor", 1.0)
         with blamed_on(f"step {step + 1:,}"):
-            inputs, labels = batches[step]
             optimizer.zero_grad()
-            with reduced_precision(inputs, bf16):
-                outputs = network(inputs)
-            outputs = outputs.float() if bf16 else outputs
-            objective = cross_entropy(outputs, labels, label_smoothing=label_smoothing)
-            objective.backward()
-        loss = objective.item()
+            loss = _backward(network, *batches[step], bf16=bf16, label_smoothing=label_smoothing)
         if not loss <= MAX_LOSS:  # true for NaN, too
             raise DivergedError(f"the loss is {loss:.3g} at step {step + 1:,}")
         try:
@@ -170,6 +164,23 @@ def train(
             raise DivergedError(f"at step {step + 1:,} {error}") from error
         step += 1
         yield Progress("step", step, loss, lr, phase)
+
+
+def _backward(
+    network: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    bf16: bool,
+    label_smoothing: float,
+) -> float:
+    """Add the gradient of the loss on a batch to the parameters; gives the loss."""
+    with reduced_precision(inputs, bf16):
+        outputs = network(inputs)
+    outputs = outputs.float() if bf16 else outputs
+    loss = cross_entropy(outputs, labels, label_smoothing=label_smoothing)
+    loss.backward()
+    return loss.item()
 
 
 def _renew_statistics(model: nn.Module, batches: Batches, bf16: bool) -> None:

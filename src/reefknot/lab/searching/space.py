@@ -1,16 +1,21 @@
 """What is searched: ranges and choices for entries of a recipe.
 
 Takes     the `[search]` table of a `Config`: two numbers are a range, other lists are choices.
-Gives     for each key a `Range` or its choices, and the configuration of a trial.
-Unaware   of Optuna, of runs and of folders.
+Gives     for each key Optuna's distribution of its values, and the configuration of a trial.
+Unaware   of runs and of folders.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from reefknot.errors import ConfigError
+from reefknot.errors import ConfigError, ReefknotError
 from reefknot.lab.runs.config import Config, with_entries
+
+try:
+    from optuna import distributions
+except ImportError as error:
+    raise ReefknotError('a search needs Optuna: pip install "reefknot[search]"') from error
 
 # Entries that cannot be searched: errors on different data are not comparable, test data is not
 # used, a worker has one thread, and paths in a list would have no folder to be relative to.
@@ -18,26 +23,12 @@ FIXED = ("data", "evaluate_test", "start", "training.threads")
 SPREAD = 4  # without a table: sizes from a fourth of the recipe's to four times it
 
 Value = bool | int | float | str
-
-
-class Range(NamedTuple):
-    """All numbers from `low` to `high`: whole ones if both are, log-uniform if both are above 0."""
-
-    low: int | float
-    high: int | float
-
-    @property
-    def whole(self) -> bool:
-        """Whether only integers are meant."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-    @property
-    def log(self) -> bool:
-        """Whether it is log-uniform."""
-        return self.low > 0
-
-
-Space = dict[str, Range | tuple[Value, ...]]
+Distribution = (
+    distributions.IntDistribution
+    | distributions.FloatDistribution
+    | distributions.CategoricalDistribution
+)
+Space = dict[str, Distribution]
 
 
 def space_of(config: Config) -> Space:
@@ -71,7 +62,7 @@ def _sizes(config: Config) -> Space:
             "there is neither a [search] table nor settings.target_bytes, so nothing to search; "
             'add for instance [search] and "optimizer.lr" = [0.1, 1.0]'
         )
-    return {"settings.target_bytes": Range(max(1, size // SPREAD), SPREAD * size)}
+    return {"settings.target_bytes": _range(max(1, size // SPREAD), SPREAD * size)}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -83,7 +74,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _dimension(key: str, value: Any) -> Range | tuple[Value, ...]:
+def _dimension(key: str, value: Any) -> Distribution:
     where = f"[search] {key}"
     if key in FIXED:
         raise ConfigError(f"{where}: this entry is the same in all trials, and cannot be searched")
@@ -98,8 +89,15 @@ def _dimension(key: str, value: Any) -> Range | tuple[Value, ...]:
         low, high = value
         if not low < high:
             raise ConfigError(f"{where} must go from the lower number to the higher, found {value}")
-        return Range(low, high)
-    return tuple(dict.fromkeys(value))
+        return _range(low, high)
+    return distributions.CategoricalDistribution(tuple(dict.fromkeys(value)))
+
+
+def _range(low: int | float, high: int | float) -> Distribution:
+    """All numbers between: whole ones if both are, log-uniform if both are above 0."""
+    if isinstance(low, int) and isinstance(high, int):
+        return distributions.IntDistribution(low, high, log=low > 0)
+    return distributions.FloatDistribution(low, high, log=low > 0)
 
 
 def _is_number(value: Any) -> bool:
@@ -110,11 +108,17 @@ def _is_number(value: Any) -> bool:
 def _unfit(config: Config, space: Space) -> list[str]:
     """Errors of the configuration with the ends of each range, or each choice, tried one by one."""
     mistakes: dict[str, None] = {}
-    most = max(len(dimension) for dimension in space.values())
-    for number in range(most):
-        values = {key: ends[min(number, len(ends) - 1)] for key, ends in space.items()}
+    tried = {key: _ends(one) for key, one in space.items()}
+    for number in range(max(map(len, tried.values()))):
+        values = {key: ends[min(number, len(ends) - 1)] for key, ends in tried.items()}
         try:
             with_entries(replace(config, search={}), values)
         except ConfigError as error:
             mistakes |= dict.fromkeys(f"[search] {mistake}" for mistake in error.mistakes)
     return list(mistakes)
+
+
+def _ends(one: Distribution) -> tuple[Any, ...]:
+    if isinstance(one, distributions.CategoricalDistribution):
+        return tuple(one.choices)
+    return one.low, one.high

@@ -10,54 +10,30 @@ from its checkpoint.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from reefknot.errors import ConfigError, ReefknotError
-from reefknot.lab.searching.locks import forget_dead, is_dead, mutex
-from reefknot.lab.searching.pruning import Curve, Finished
-from reefknot.lab.searching.space import Range, Space, Value
-
-try:
-    import optuna
-except ImportError as error:
-    raise ReefknotError('a search needs Optuna: pip install "reefknot[search]"') from error
+import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from reefknot.errors import ConfigError, ReefknotError
+from reefknot.lab.searching.locks import forget_dead, is_dead, mutex
+from reefknot.lab.searching.space import Space
+from reefknot.lab.searching.trial import Trial
+
 MAX_DEATHS = 3  # of workers in one trial, which may be what kills them
 _UNCLAIMED = timedelta(minutes=1)  # older trials without a worker: it was killed while taking them
-_STATES = {
+STATES = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
 }
-
-
-class Task(NamedTuple):
-    """A trial that this worker has taken: its number and its values."""
-
-    number: int
-    values: dict[str, Value]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What is known of a trial; errors are of validation data."""
-
-    number: int
-    state: str  # finished, pruned, failed, running or waiting
-    values: dict[str, Value]
-    val_error: float | None = None
-    file_bytes: int | None = None
-    curve: Curve = ()
-    reason: str = ""
 
 
 class Study:
@@ -93,7 +69,7 @@ class Study:
                 "another configuration; continue with that one, or choose another --out"
             )
 
-    def take(self, worker: str, most: int) -> Task | None:
+    def take(self, worker: str, most: int) -> Trial | None:
         """The next trial for this worker: an abandoned one, or a new one up to `most`; or None."""
         with mutex(self.folder), self._failures("failed"):
             trials = self._study.get_trials(deepcopy=False)
@@ -107,44 +83,30 @@ class Study:
             # The seed differs from that of earlier trials, and is the same after a restart.
             seed = (self.seed * 1_000_003 + len(trials)) % 2**32
             self._study.sampler = optuna.samplers.TPESampler(seed=seed)
-            trial = self._study.ask()
-            values = {key: _suggested(trial, key, one) for key, one in self.space.items()}
+            trial = self._study.ask(dict(self.space))
             trial.set_user_attr("worker", worker)
-            return Task(trial.number, values)
+            return Trial(trial.number, values=trial.params)
 
-    def release(self, task: Task) -> None:
+    def release(self, trial: Trial) -> None:
         """Give a trial back for another worker, because this one was asked to stop."""
         with self._failures("failed"):
-            self._handle(task.number).set_user_attr("worker", None)
+            self._handle(trial.number).set_user_attr("worker", None)
 
-    def tell_finished(self, task: Task, error: float, size: int, curve: Curve) -> None:
-        """The run is done: its validation error, its size, and its errors on the way."""
+    def tell(self, trial: Trial) -> None:
+        """What came of a trial that this worker has taken."""
+        values = [trial.val_error, trial.file_bytes] if trial.state == "finished" else None
+        state = next(key for key, name in STATES.items() if name == trial.state)
         with self._failures("failed"):
-            self._handle(task.number).set_user_attr("curve", list(curve))
-            self._study.tell(task.number, [error, size])
-
-    def tell_pruned(self, task: Task, curve: Curve) -> None:
-        """The run was given up."""
-        with self._failures("failed"):
-            self._handle(task.number).set_user_attr("curve", list(curve))
-            self._study.tell(task.number, state=TrialState.PRUNED)
-
-    def tell_failed(self, task: Task, reason: str) -> None:
-        """The run has no result, and why."""
-        with self._failures("failed"):
-            self._handle(task.number).set_user_attr("reason", reason)
-            self._study.tell(task.number, state=TrialState.FAIL)
+            handle = self._handle(trial.number)
+            handle.set_user_attr("curve", list(trial.curve))
+            handle.set_user_attr("reason", trial.reason)
+            self._study.tell(trial.number, values, state)  # type: ignore[arg-type]
 
     def trials(self) -> list[Trial]:
         """All that workers have taken so far, in order."""
         with self._failures("failed"):
             trials = self._study.get_trials(deepcopy=False)
         return [_plain(trial) for trial in trials if "worker" in trial.user_attrs]
-
-    def finished(self) -> list[Finished]:
-        """What new runs are compared with."""
-        done = (trial for trial in self.trials() if trial.state == "finished")
-        return [Finished(trial.file_bytes or 0, trial.curve) for trial in done]
 
     def _is_abandoned(self, trial: FrozenTrial) -> bool:
         if "worker" in trial.user_attrs:
@@ -160,12 +122,12 @@ class Study:
         self._study.tell(trial.number, state=TrialState.FAIL)
         return False
 
-    def _take_over(self, trial: FrozenTrial, worker: str) -> Task:
+    def _take_over(self, trial: FrozenTrial, worker: str) -> Trial:
         handle, owner = self._handle(trial.number), trial.user_attrs["worker"]
         if owner is not None:
             handle.set_user_attr("deaths", trial.user_attrs.get("deaths", 0) + 1)
         handle.set_user_attr("worker", worker)
-        return Task(trial.number, dict(trial.params))
+        return Trial(trial.number, values=dict(trial.params))
 
     def _handle(self, number: int) -> optuna.Trial:
         """A trial that can be changed; one that another process took must be looked up first."""
@@ -201,20 +163,11 @@ def _shown(where: str) -> str:
     return re.sub(r"//[^/]*@", "//…@", where)
 
 
-def _suggested(trial: optuna.Trial, key: str, one: Range | Sequence[Value]) -> Value:
-    if not isinstance(one, Range):
-        choice: Value = trial.suggest_categorical(key, one)  # type: ignore[assignment]
-        return choice
-    if one.whole:
-        return trial.suggest_int(key, int(one.low), int(one.high), log=one.log)
-    return trial.suggest_float(key, one.low, one.high, log=one.log)
-
-
 def _plain(trial: FrozenTrial) -> Trial:
     error, size = trial.values if trial.state == TrialState.COMPLETE else (None, None)
     return Trial(
         number=trial.number,
-        state=_STATES[trial.state],
+        state=STATES[trial.state],
         values=dict(trial.params),
         val_error=error,
         file_bytes=None if size is None else int(size),

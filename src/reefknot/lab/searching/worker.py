@@ -1,13 +1,18 @@
-"""One process of a search: takes trials and runs them, until there are none left to take.
+"""Workers of a search: each takes trials and runs them, until there are none left to take.
 
 Takes     a `Job`: the recipe, the folder, where trials are kept and how many are wanted.
-Gives     a run's folder for each trial in trials/, and every result to the study.
-Unaware   of other workers, and of what is done with the results.
+Gives     a run's folder for each trial in trials/, and every result to the study. Several workers
+          at a time are processes of one thread.
+Unaware   of what is done with the results.
 """
 
+import multiprocessing
+import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +20,15 @@ from reefknot.errors import ConfigError, DivergedError, ReefknotError, TyingErro
 from reefknot.lab.runs.config import Config
 from reefknot.lab.runs.folder import clear, config_text
 from reefknot.lab.runs.journal import read_rows
-from reefknot.lab.runs.run import InterruptedRunError, run
+from reefknot.lab.runs.run import InterruptedRunError, on_stop_signal, run
 from reefknot.lab.runs.training import Progress
 from reefknot.lab.searching.locks import alive
-from reefknot.lab.searching.pruning import Curve, Finished, unpromising
 from reefknot.lab.searching.space import space_of, trial_config
-from reefknot.lab.searching.study import Study, Task, Trial
+from reefknot.lab.searching.study import Study
+from reefknot.lab.searching.trial import Curve, Trial, unpromising
 from reefknot.progress import doing
+
+Tell = Callable[[Trial], None]
 
 
 @dataclass(frozen=True)
@@ -49,40 +56,42 @@ class _PrunedError(ReefknotError):
     """The run is not worth its remaining steps."""
 
 
-def work(job: Job, tell: Callable[[Trial], None]) -> None:
+def work(job: Job, tell: Tell) -> None:
     """Run trials as long as there are any to take; `tell` is called with each result."""
     with alive(job.folder) as name:
         study = job.open()
-        while (task := study.take(name, job.trials)) is not None:
+        while (trial := study.take(name, job.trials)) is not None:
             try:
-                with doing(f"trial {task.number}, of {job.trials:,} in all"):
-                    result = _run(task, job, study)
+                with doing(f"trial {trial.number}, of {job.trials:,} in all"):
+                    result = _run(trial, job, study)
             except InterruptedRunError as error:
-                study.release(task)
+                study.release(trial)
                 raise InterruptedRunError("stopped; the same command continues") from error
+            study.tell(result)
             tell(result)
 
 
-def _run(task: Task, job: Job, study: Study) -> Trial:
-    """Run or resume a trial, and tell the study its result."""
-    place = job.place(task.number)
+def _run(trial: Trial, job: Job, study: Study) -> Trial:
+    """Run or resume a trial; gives what came of it."""
+    place = job.place(trial.number)
     try:
-        config = trial_config(job.config, task.values)
-        watch = _Watch(config, place, study.finished(), job.examples)
+        config = trial_config(job.config, trial.values)
+        watch = _Watch(config, place, study.trials(), job.examples)
         record = run(config, place, resume=place.exists(), display=watch)
     except _PrunedError:
-        curve = watch.curve
         _discard(place)
-        study.tell_pruned(task, curve)
-        return Trial(task.number, "pruned", task.values, curve=curve)
+        return replace(trial, state="pruned", curve=watch.curve)
     except (ConfigError, TyingError, DivergedError) as error:
         # A size that cannot be met, or settings that do not work together: others may.
         _discard(place)
-        study.tell_failed(task, str(error))
-        return Trial(task.number, "failed", task.values, reason=str(error))
-    found = (record["val_error"], record["file_bytes"], watch.curve)
-    study.tell_finished(task, *found)
-    return Trial(task.number, "finished", task.values, *found)
+        return replace(trial, state="failed", reason=str(error))
+    return replace(
+        trial,
+        state="finished",
+        val_error=record["val_error"],
+        file_bytes=record["file_bytes"],
+        curve=watch.curve,
+    )
 
 
 def _discard(place: Path) -> None:
@@ -96,12 +105,11 @@ def _discard(place: Path) -> None:
 class _Watch:
     """Looks at a run's measurements, and ends it if it is unpromising."""
 
-    def __init__(
-        self, config: Config, place: Path, finished: list[Finished], examples: int
-    ) -> None:
+    def __init__(self, config: Config, place: Path, trials: list[Trial], examples: int) -> None:
         self._steps = config.plan.steps
         self._target = config.settings.get("target_bytes")
-        self._place, self._finished, self._examples = place, finished, examples
+        self._place, self._examples = place, examples
+        self._finished = [trial for trial in trials if trial.state == "finished"]
         self.curve: Curve = ()
 
     def stepped(self, progress: Progress) -> None:
@@ -117,3 +125,60 @@ class _Watch:
             return
         if unpromising(self.curve, size, self._finished, self._examples):
             raise _PrunedError
+
+
+# -- several at a time ----------------------------------------------------------------------
+
+
+def work_together(job: Job, jobs: int, tell: Tell) -> int:
+    """Run trials in `jobs` processes until there are none left; gives how many were killed.
+
+    Another worker takes over the trial of a killed one. After an error, Ctrl-C or SIGTERM all
+    others stop, too, and write a checkpoint first.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, BaseProcess] = {}
+    errors: list[ReefknotError] = []
+    killed = 0
+
+    def stop(error: ReefknotError) -> None:
+        errors.append(error)
+        for process in workers.values():
+            process.terminate()
+
+    with on_stop_signal(lambda: stop(InterruptedRunError("stopped; the same command continues"))):
+        for _ in range(jobs):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_worker, args=(job, there))
+            process.start()
+            there.close()
+            workers[here] = process
+        while workers:
+            for ready in wait(list(workers)):
+                assert isinstance(ready, Connection)
+                try:
+                    said = ready.recv()
+                except EOFError:  # it has ended
+                    ended = workers.pop(ready)
+                    ended.join()
+                    killed += ended.exitcode != 0
+                    continue
+                if isinstance(said, Trial):
+                    tell(said)
+                else:
+                    stop(said)
+    if errors:
+        raise errors[0]
+    return killed
+
+
+def _worker(job: Job, to_parent: Connection) -> None:
+    """The body of a worker's process; it handles Ctrl-C during a run, the parent otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        work(job, to_parent.send)
+    except BrokenPipeError:
+        pass  # the parent has ended
+    except ReefknotError as error:
+        with suppress(OSError):
+            to_parent.send(error)

@@ -5,8 +5,8 @@ Gives     `Data` and freshly initialised networks.
 Unaware   of methods, of training and of files in our format.
 
     data.py        what a data set is: `Data`, `split`     readers.py     IDX and CIFAR-10 files
-    datasets.py    the data sets by name                   sources.py     where their files are
-    networks.py    the networks by name                    download.py    bring a file here
+    datasets.py    the data sets by name                   sources.py     where their files are,
+    networks.py    the networks by name                                   and their download
     local.py       a locally connected layer
 """
 

@@ -48,7 +48,7 @@ class LocallyConnected2d(nn.Module):
 
 
 class LocalMaxPool2d(nn.MaxPool2d):
-    """The same as `nn.MaxPool2d`, quick on images with the batch innermost in memory."""
+    """An `nn.MaxPool2d` that is quick on images with the batch innermost in memory."""
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, H) to (N, C, side, side)."""

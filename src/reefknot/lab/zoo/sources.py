@@ -1,4 +1,4 @@
-"""Where the files of MNIST and CIFAR-10 are.
+"""Where the files of MNIST and CIFAR-10 are, and their download.
 
 Takes     nothing but the machine: `REEFKNOT_DATA` (a folder the user names), then the user's cache
           (`$XDG_CACHE_HOME/reefknot` or `~/.cache/reefknot`), then the network.
@@ -7,18 +7,20 @@ Unaware   of tensors and splits.
 
 A file in the user's own folder is theirs to choose: with another checksum it is used, and a warning
 says so. What is downloaded must be the published data. The checksums are those of unpacked files:
-the same images of MNIST travel in several gzip files, and CIFAR-10 travels re-encoded.
+the same images of MNIST travel in several gzip files, and CIFAR-10 travels re-encoded. `pooch`
+downloads to a temporary file beside the target and renames it once its hash is right, so that
+processes that fetch the same file at once do each other no harm.
 """
 
 import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from reefknot.errors import DataError
-from reefknot.lab.zoo.download import download, gunzipped, untar
 from reefknot.lab.zoo.readers import read_content
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ CIFAR10_BYTES = 30_730_000  # of each file
 CIFAR10_TRAIN = tuple(name for name in CIFAR10_SHA256 if name != CIFAR10_TEST)
 CIFAR10_URLS = ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
 CIFAR10_HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
+
+_RETRIES = 2  # per address; pooch waits one second, then two
 
 
 def mnist_contents() -> dict[str, bytes]:
@@ -169,12 +173,14 @@ def _unpublished(contents: Mapping[str, bytes]) -> dict[str, str]:
 
 def _fetch_cifar10(place: Path) -> None:
     """Download the archive, and move its six files into place, each of them whole."""
+    import pooch
+
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as temporary:
             archive = Path(temporary) / "cifar-10-binary.tar.gz"
             download(CIFAR10_URLS, archive, CIFAR10_HASH)
-            untar(archive)
+            pooch.Untar(extract_dir=".")(str(archive), "download", None)
             for name in CIFAR10_SHA256:
                 (archive.parent / CIFAR10_FOLDER / name).replace(place / name)
     except DataError as error:
@@ -184,3 +190,71 @@ def _fetch_cifar10(place: Path) -> None:
         ) from None
     except OSError as error:
         raise DataError(f"cannot unpack CIFAR-10 to {place}: {error}") from None
+
+
+# -- downloads ------------------------------------------------------------------------------
+
+
+def download(
+    urls: Sequence[str],
+    target: Path,
+    known_hash: str,
+    downloader: Callable[[str, str, Any], None] | None = None,
+) -> None:
+    """Download `target` from the first of `urls` that works, unless it is there and right.
+
+    Args:
+        urls: addresses of the same content, the preferred one first.
+        target: where the file goes; its folder is made.
+        known_hash: SHA-256 of the file, or "algorithm:hash".
+        downloader: one of pooch's downloaders; None for plain HTTP.
+
+    Raises:
+        DataError: naming each address and why it failed.
+    """
+    import pooch
+
+    failures = []
+    for url in urls:
+        fetcher = pooch.create(
+            path=target.parent,
+            base_url="",
+            registry={target.name: known_hash},
+            urls={target.name: url},
+            retry_if_failed=_RETRIES,
+        )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fetcher.fetch(target.name, downloader=downloader)
+            return
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            reason = error.strerror or "permission denied"
+            raise DataError(f"cannot use the folder {target.parent}: {reason}") from None
+        except (OSError, ValueError) as error:  # what requests raises is an OSError
+            failures.append(f"{url} ({_reason(error)})")
+    raise DataError(f"cannot download {target.name}: tried {', '.join(failures)}")
+
+
+def gunzipped(url: str, output_file: str, pooch: Any) -> None:
+    """A downloader that unpacks gzip data, so that pooch checks the content and keeps that."""
+    from pooch import HTTPDownloader
+
+    HTTPDownloader()(url, output_file, pooch)
+    path = Path(output_file)
+    try:
+        path.write_bytes(read_content(path))
+    except DataError as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what went wrong, without the names of requests' and urllib3's layers.
+
+    >>> _reason(OSError("404 Client Error: Not Found for url: http://here/file"))
+    '404 Client Error: Not Found'
+    """
+    inner: Any = error
+    while isinstance(inner, Exception):
+        reason = getattr(inner, "reason", None) or getattr(inner, "strerror", None)
+        inner = reason or (*inner.args, type(inner).__name__)[0]
+    return str(inner).rpartition("): ")[2].partition(" for url: ")[0].partition(". ")[0]

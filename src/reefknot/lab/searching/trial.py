@@ -1,7 +1,7 @@
-"""When a run is not worth its remaining steps.
+"""What is known of a trial, and when its run is not worth its remaining steps.
 
-Takes     the validation errors of a run so far, its size, and what finished runs have measured.
-Gives     whether it is unpromising.
+Takes     the validation errors of a run so far, its size, and what finished trials have measured.
+Gives     `Trial`, and whether a run is unpromising.
 Unaware   of Optuna, which has no pruning for two objectives, and of test data.
 
 The rule: once a third of its steps are done, a run is given up if its validation error is more than
@@ -11,9 +11,11 @@ ones wander. At least three such runs are needed, so the smallest ones are never
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+
+from reefknot.lab.searching.space import Value
 
 EARLIEST = 1 / 3
 LATELY = 3
@@ -23,14 +25,20 @@ STANDARD_ERRORS = 2
 Curve = Sequence[tuple[float, float]]  # share of the steps, validation error in percent
 
 
-class Finished(NamedTuple):
-    """What a finished run is compared by."""
+@dataclass(frozen=True)
+class Trial:
+    """A trial that a worker has taken, and what came of it; errors are of validation data."""
 
-    file_bytes: float
-    curve: Curve
+    number: int
+    state: str = "running"  # or finished, pruned, failed, waiting
+    values: Mapping[str, Value] = field(default_factory=dict)
+    val_error: float | None = None
+    file_bytes: int | None = None
+    curve: Curve = ()
+    reason: str = ""  # why it failed
 
 
-def unpromising(curve: Curve, size: float, finished: Sequence[Finished], examples: int) -> bool:
+def unpromising(curve: Curve, size: float, finished: Iterable[Trial], examples: int) -> bool:
     """Whether a run that has measured this curve, and will have this size, is to be given up.
 
     Args:
@@ -39,7 +47,8 @@ def unpromising(curve: Curve, size: float, finished: Sequence[Finished], example
         finished: what it is compared with.
         examples: how many of them the errors are measured on.
 
-    >>> small = [Finished(500, [(0.5, error), (1.0, 2.0)]) for error in (4.0, 5.0, 6.0)]
+    >>> curves = [[(0.5, error), (1.0, 2.0)] for error in (4.0, 5.0, 6.0)]
+    >>> small = [Trial(n, file_bytes=500, curve=curve) for n, curve in enumerate(curves)]
     >>> [unpromising([(0.5, error)], 600, small, 6_000) for error in (5.5, 5.7)]
     [False, True]
     >>> unpromising([(0.5, 99.0)], 400, small, 6_000)
@@ -48,7 +57,7 @@ def unpromising(curve: Curve, size: float, finished: Sequence[Finished], example
     if not curve or curve[-1][0] < EARLIEST:
         return False
     share = curve[-1][0]
-    peers = [_lately(one.curve, share) for one in finished if one.file_bytes <= size]
+    peers = [_lately(one.curve, share) for one in finished if (one.file_bytes or 0) <= size]
     errors = [error for error in peers if error is not None]
     own = _lately(curve, share)
     if own is None or len(errors) < PEERS:

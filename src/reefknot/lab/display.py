@@ -1,4 +1,4 @@
-"""The progress bar: phase, step, loss, validation error, density, size and target, clusters."""
+"""What a terminal shows of a run: its progress, and the tables at its end."""
 
 import contextlib
 import time
@@ -8,12 +8,11 @@ from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from reefknot.lab.runs import training
 from reefknot.progress import listening
-
-_PHASES = {"": "training", "train": "training"}  # others are shown as they are
 
 
 class ProgressBar:
@@ -77,7 +76,7 @@ class ProgressBar:
             )
 
     def _description(self) -> str:
-        return _PHASES.get(self._phase, self._phase)
+        return self._phase or "training"
 
     def _text(self) -> str:
         parts = []
@@ -102,3 +101,59 @@ class _TwoLines(Progress):
         yield from super().get_renderables()
         for task in self.tasks:
             yield Text(task.fields["facts"])
+
+
+# -- the tables at the end ------------------------------------------------------------------
+
+_ROWS = (
+    ("validation error, dense", "dense_val_error", "{:.2f} %"),
+    ("validation error, before tied values", "val_error_soft", "{:.2f} %"),
+    ("validation error, clusters frozen", "val_error_hardened", "{:.2f} %"),
+    ("validation error, final", "val_error", "{:.2f} %"),
+    ("validation error, lost to compression", "lost_val_error", "{:+.2f} points"),
+    ("test error, dense", "dense_test_error", "{:.2f} %"),
+    ("test error, final", "test_error", "{:.2f} %"),
+    ("test error, lost to compression", "lost_test_error", "{:+.2f} points"),
+    ("density", "density", "{:.4f}"),
+    ("clusters", "num_clusters", "{:,}"),
+    ("original bytes", "original_bytes", "{:,}"),
+    (".reef bytes", "file_bytes", "{:,}"),
+    ("rate, the file", "rate_file", "{:.1f}x"),
+    ("rate, the paper's accounting", "rate_paper", "{:.1f}x"),
+    ("seconds", "seconds", "{:.0f}"),
+)
+
+
+def facts_table(rows: list[tuple[str, str]]) -> Table:
+    """Two columns: what, and how much."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def record_table(record: dict[str, Any]) -> Table:
+    """What a run's record says."""
+    facts = record | _lost(record)
+    known = [(title, facts.get(key), form) for title, key, form in _ROWS]
+    if record.get("start_is_tied"):
+        known = [(title.replace("dense", "before"), v, form) for title, v, form in known]
+    return facts_table(
+        [(title, form.format(v)) for title, v, form in known if isinstance(v, int | float)]
+    )
+
+
+def unknown_loss(record: dict[str, Any]) -> bool:
+    """Whether something was tied, and there is no dense network to compare it with."""
+    return bool(record.get("num_clusters")) and not _lost(record)
+
+
+def _lost(record: dict[str, Any]) -> dict[str, float]:
+    """The increase in error over the dense network, in points; on test data if it is known."""
+    for part in ("test_error", "val_error"):
+        before, after = record.get(f"dense_{part}"), record.get(part)
+        if isinstance(before, int | float) and isinstance(after, int | float):
+            return {f"lost_{part}": after - before}
+    return {}
