@@ -29,11 +29,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": {"dtypes", "errors", "scales"},
     "files": COMMON,
     "kernels": COMMON,
+    "huffman": set(),
     "progress": set(),
     # Right of the waist: uses a state. No torch.
     "codec": {*DATA, "kernels"},
     "format": {*DATA, "codec", "files", "progress"},
-    "rates": {"codec", "state"},
+    "rates": {"codec", "huffman", "state"},
     "inspection": {*DATA, "format", "progress", "rates", "tensorfile"},
     # Between torch and numpy.
     "tensors": {"dtypes", "errors"},
@@ -49,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Other languages: a module and a state, as a list of layers.
     "export": {
-        *("errors", "files", "format", "loading", "progress", "rates", "shrinking", "state"),
+        *("batchnorm", "errors", "files", "format", "huffman", "loading", "progress", "rates"),
+        *("shrinking", "state"),
     },
     # On top.
     "checkpoint": {"errors", "files"},
@@ -96,7 +98,7 @@ WITHOUT_TORCH = {
         "rates",
         "inspection",
     ),
-    *("progress", "lab.report"),
+    *("huffman", "progress", "lab.report"),
 }
 SHARED = {"noisy", "pruned"}  # what several compared methods are made of
 WITHOUT_A_METHOD = {"lab.runs", "lab.searching"}  # never asks which method it has
@@ -300,7 +302,7 @@ def test_every_part_has_its_rule() -> None:
         ("state.py", "import torch", "reefknot.state imports torch"),
         ("files.py", "from torch import nn", "imports torch"),
         ("rates.py", "from safetensors.torch import save", "imports torch"),
-        ("codec/huffman.py", "import torch.nn", "imports torch"),
+        ("huffman.py", "import torch.nn", "imports torch"),
         ("lab/report/page.py", "def f():\n    import torch", "imports torch"),
         ("dtypes.py", "from reefknot.tensors import to_array", "imports reefknot.tensors"),
         ("kernels/loops.py", "from ..tying import ops", "imports reefknot.tying.ops"),

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from reefknot.codec.huffman import message_bits
 from reefknot.codec.sparse_rows import count_rows
+from reefknot.huffman import message_bits
 from reefknot.state import KeptTensor, TiedState, TiedTensor
 
 DENSE_GAP_BITS = 5

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def shrunk(file: Path, name: str, shape: str | None) -> "Shrunk":
     """The network of a file without its dead units."""
-    from reefknot.export.source import example_of, with_values
+    from reefknot.export.shrunk import with_values
     from reefknot.shrinking.network import shrink as shrink_network
 
     model, example, _ = network(name, None if shape is None else shape_of(shape))
-    return shrink_network(with_values(file, model), example_of(model, example))
+    return shrink_network(*with_values(file, model, example))
 
 
 def show(found: "Shrunk") -> None:

@@ -19,9 +19,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, did_you_mean
-from reefknot.export.activations import ACTIVATIONS
 from reefknot.export.chain import program as chain_of
 from reefknot.export.program import (
+    ACTIVATIONS,
     Activation,
     Conv2d,
     Flatten,
@@ -33,7 +33,7 @@ from reefknot.export.program import (
     Shape,
     Softmax,
 )
-from reefknot.export.source import Source, example_of, with_values
+from reefknot.export.shrunk import Source, with_values
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode
 from reefknot.progress import doing
@@ -99,9 +99,7 @@ def html(
             f"{where} is of version {data[3]} of the format, with scales, which a page cannot "
             "read; pack with --clusters or a budget"
         )
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
-    program = chain_of(with_values(source, model), example_of(model, example_input))
+    program = chain_of(*with_values(source, model, example_input))
     width = _width(program)
     network = _network(program, state)
     record = {} if isinstance(source, TiedState) else _record(Path(source), len(data))

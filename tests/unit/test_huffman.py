@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from reefknot.codec.huffman import code_lengths, message_bits
+from reefknot.huffman import code_lengths, message_bits
 
 
 def test_lengths_of_a_worked_example():

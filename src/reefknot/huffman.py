@@ -1,4 +1,4 @@
-"""Huffman code lengths: what the paper's accounting of compressed size is built on.
+"""Huffman code lengths: for the paper's accounting of compressed size, and for weights in C.
 
 Takes     how often each symbol occurs.
 Gives     the length of each symbol's code word, and the bits of the whole message.
