@@ -149,13 +149,13 @@ _CONV = _LINEAR | {
     "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "padding_mode": "zeros"
 }  # fmt: skip
 _POOL = {"kernel_size": None, "stride": None, "padding": 0}
-_MAX = _POOL | {"dilation": 1, "ceil_mode": False, "return_indices": False}
-_MEAN = _POOL | {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+MAX_POOL = _POOL | {"dilation": 1, "ceil_mode": False, "return_indices": False}
+MEAN_POOL = _POOL | {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
 MAKERS: dict[str, tuple[Maker, Options]] = {
     "linear": (_linear, _LINEAR),
     "conv": (_conv, _CONV),
-    "maxpool2d": (_pool("max"), _MAX),
-    "avgpool2d": (_pool("mean"), _MEAN),
+    "maxpool2d": (_pool("max"), MAX_POOL),
+    "avgpool2d": (_pool("mean"), MEAN_POOL),
     "adaptiveavgpool2d": (_adaptive("mean"), {}),
     "adaptivemaxpool2d": (_adaptive("max"), {}),
     "relu": (_activation("relu"), {}),
