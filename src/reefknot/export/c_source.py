@@ -1,7 +1,8 @@
 """A network as C99: one source, one header, `net_run(input, output)`.
 
 Takes     a `.reef` file (or a state), a module, an example of its input; floats or bytes as inputs.
-Gives     net.c and net.h in a folder: tables, and `engine.c`, which interprets them.
+Gives     net.c and net.h in a folder: tables between `prologue.c` and `engine.c`, which interprets
+          them.
 Unaware   of compilers and chips: `hardware.py` runs those.
 
 What differs between stages is a field of a struct in flash; what all stages share is a constant, so
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from string import Template
 
 import numpy as np
 from torch import Tensor, nn
@@ -92,18 +94,16 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     bits = weight_bits(matrices, scaled=scaled)
     tables = bits.flash_bytes + 4 * bits.num_biases * scaled
     parts = [
-        _TITLE,
-        '#include "net.h"\n\n#include <float.h>\n#include <string.h>\n',
-        _FLASH,
+        _text("prologue.c"),
         _switches(planned, bits, as_bytes, scaled),
         _stage_table(planned, bits),
         _weight_tables(planned, bits, scaled),
         *_activations(planned),
         *_copying(planned, as_bytes),
         *_byte_constants(planned, matrices[0], as_bytes),
-        resources.files("reefknot.export").joinpath("engine.c").read_text(),
+        _text("engine.c"),
     ]
-    header = _HEADER.format(
+    header = Template(_text("net.h")).substitute(
         inputs=math.prod(program.in_shape),
         outputs=math.prod(program.out_shape),
         arena=4 * max(planned.arena, 1),
@@ -115,41 +115,8 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     return header, "\n".join(parts), (tables, 4 * planned.arena)
 
 
-_TITLE = "/* Written by reefknot: a network and the code that runs it. C99, no allocation. */\n"
-
-_HEADER = """/* Written by reefknot. */
-#ifndef NET_H
-#define NET_H
-
-#include <stdint.h>
-
-#define NET_INPUTS {inputs} /* {shape} {what} */
-#define NET_OUTPUTS {outputs}
-#define NET_ARENA_BYTES {arena} /* of RAM, beside input and output */
-#define NET_TABLE_BYTES {table} /* of flash, beside code */
-
-typedef {type} net_input;
-
-/* Reads NET_INPUTS values and writes NET_OUTPUTS; one call at a time. */
-void net_run(const {type} *input, float *output);
-
-#endif
-"""
-
-_FLASH = """/* Tables are in flash, which an AVR reads with other instructions than RAM. */
-#ifdef __AVR__
-#include <avr/pgmspace.h>
-#define FLASH PROGMEM
-#define FLASH_BYTE(address) pgm_read_byte(address)
-#define FLASH_FLOAT(address) pgm_read_float(address)
-#define FLASH_COPY(to, from, size) memcpy_P(to, from, size)
-#else
-#define FLASH
-#define FLASH_BYTE(address) (*(address))
-#define FLASH_FLOAT(address) (*(address))
-#define FLASH_COPY(to, from, size) memcpy(to, from, size)
-#endif
-"""
+def _text(name: str) -> str:
+    return resources.files("reefknot.export").joinpath(name).read_text()
 
 
 def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: bool) -> str:
