@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": {"dtypes", "errors", "scales"},
     "files": COMMON,
     "kernels": COMMON,
+    "huffman": set(),
     "progress": set(),
     # Right of the waist: uses a state. No torch.
     "codec": {*DATA, "kernels"},
@@ -52,8 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Other languages: a module and a state, as a list of layers.
     "export": {
-        *("bits", "errors", "files", "format", "loading", "progress", "rates", "shrinking"),
-        "state",
+        *("batchnorm", "bits", "errors", "files", "format", "loading", "progress", "rates"),
+        *("shrinking", "state"),
     },
     # On top.
     "checkpoint": {"errors", "files"},

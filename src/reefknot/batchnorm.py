@@ -82,6 +82,14 @@ def is_folded(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
+def channel_scale(norm: _BatchNorm) -> Tensor:
+    """The factor by which a layer with statistics multiplies each channel in evaluation."""
+    assert norm.running_var is not None
+    deviation = (norm.running_var.double() + norm.eps).sqrt()
+    return (1 if norm.weight is None else norm.weight.double()) / deviation
+
+
+@torch.no_grad()
 def inference_form(norm: _BatchNorm, bias: Tensor | None = None) -> dict[str, Tensor]:
     """A layer's tensors with its statistics folded into its scale and shift.
 
@@ -92,8 +100,7 @@ def inference_form(norm: _BatchNorm, bias: Tensor | None = None) -> dict[str, Te
     """
     if norm.running_mean is None or norm.running_var is None or not norm.affine:
         return {}
-    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    scale = _rounded(scale)
+    scale = _rounded(channel_scale(norm))
     mean = norm.running_mean.double() - (0 if bias is None else bias.double())
     return {
         "weight": scale.to(norm.weight),

@@ -80,12 +80,7 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     found = open_file(path, max_bytes=max_bytes)
     state = found.state
     counts = {t.name: state.counts(t) for t in state.tensors if isinstance(t, TiedTensor)}
-    nonzeros = {
-        tensor.name: int(counts[tensor.name][~state.codebooks[tensor.codebook].zeros].sum())
-        if isinstance(tensor, TiedTensor) and tensor.scales is None
-        else state.nonzeros(tensor)
-        for tensor in state.tensors
-    }
+    nonzeros = {tensor.name: state.nonzeros(tensor) for tensor in state.tensors}
     rows = tuple(
         _row(state, tensor, nonzeros[tensor.name], cost)
         for tensor, cost in zip(state.tensors, found.costs, strict=True)

@@ -139,8 +139,6 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         with reading(path) as file:
             index = _from_json(file.read(MAX_JSON_BYTES + 1))
-    except OSError as error:
-        raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not the index of a sharded checkpoint: {error}") from error
     where = index.get("weight_map") if isinstance(index, dict) else None
@@ -187,8 +185,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """The header of a safetensors file, and where its data begins."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with reading(path) as file:
+        size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise FormatError(
@@ -213,15 +211,10 @@ def _safetensors(path: Path) -> list[FoundTensor]:
             raise FormatError(f"{path}: {row.name!r} and {following.name!r} overlap")
     if rows and rows[-1].end > path.stat().st_size - base:
         raise FormatError(f"{path} ends inside {rows[-1].name!r}; copy it again")
+    parts = [partial(_read_part, path, row, base) for row in rows]
     return [
-        FoundTensor(
-            row.name,
-            row.dtype,
-            row.shape,
-            partial(_read, path, row, base),
-            read_part=partial(_read_part, path, row, base),
-        )
-        for row in rows
+        FoundTensor(row.name, row.dtype, row.shape, partial(_read, row, part), read_part=part)
+        for row, part in zip(rows, parts, strict=True)
     ]
 
 
@@ -266,8 +259,8 @@ def _are_sizes(found: Any) -> bool:
     return isinstance(found, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in found)
 
 
-def _read(path: Path, row: _Row, base: int) -> np.ndarray:
-    return _read_part(path, row, base, 0, math.prod(row.shape)).reshape(row.shape)
+def _read(row: _Row, part: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    return part(0, math.prod(row.shape)).reshape(row.shape)
 
 
 def _read_part(path: Path, row: _Row, base: int, start: int, count: int) -> np.ndarray:
@@ -310,15 +303,9 @@ def _torch(path: Path) -> list[FoundTensor]:
         except ReefknotError as error:
             raise FormatError(f"{path}: {error}") from error
         same = owners.setdefault(identity, name)
-        found.append(
-            FoundTensor(
-                name=name,
-                dtype=dtype,
-                shape=tuple(value.shape),
-                read=partial(_elements, path, name, read),
-                same_as="" if same == name else same,
-            )
-        )
+        elements = partial(_elements, path, name, read)
+        shape = tuple(value.shape)
+        found.append(FoundTensor(name, dtype, shape, elements, "" if same == name else same))
     return found
 
 
@@ -326,29 +313,22 @@ def _loaded(path: Path) -> Any:
     """The content of a torch file, by torch's own reader, which loads tensors and runs no code."""
     import torch
 
-    def load(mmap: bool) -> Any:
-        return torch.load(  # noqa: TID251  # tensors only
-            path, map_location="cpu", weights_only=True, mmap=mmap
-        )
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return load(mmap=True)
-        except OSError:
-            raise
-        except Exception:  # files of old versions cannot be mapped
+        for mmap in (True, False):  # files of old versions cannot be mapped
             try:
-                return load(mmap=False)
+                return torch.load(  # noqa: TID251  # tensors only
+                    path, map_location="cpu", weights_only=True, mmap=mmap
+                )
             except OSError:
                 raise
             except Exception as error:  # torch's reader raises all kinds for a damaged file
-                needs = re.search(r"GLOBAL ([\w.]+)", str(error))
-                reason = f"it needs {needs[1]}" if needs else "it is damaged or of another kind"
-                raise FormatError(
-                    f"{path} is not a checkpoint of tensors alone: {reason}; "
-                    "save model.state_dict() and pack that"
-                ) from error
+                reason = error
+    needs = re.search(r"GLOBAL ([\w.]+)", str(reason))
+    why = f"it needs {needs[1]}" if needs else "it is damaged or of another kind"
+    raise FormatError(
+        f"{path} is not a checkpoint of tensors alone: {why}; save model.state_dict() and pack that"
+    ) from reason
 
 
 def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
@@ -366,9 +346,8 @@ def write_safetensors(state: TiedState, path: Path | str) -> None:
     """Write a state as a safetensors file: every name with its elements, nothing shared."""
     table: dict[str, Any] = {}
     at = 0
-    rows = sorted(
-        state.names(), key=lambda row: -state.dtype(row[1]).item_bytes
-    )  # alignment, as the format asks
+    # The widest elements first: alignment, as the format asks.
+    rows = sorted(state.names(), key=lambda row: -state.dtype(row[1]).item_bytes)
     for name, tensor in rows:
         if name == "__metadata__" or not _is_utf8(name):
             raise ReefknotError(

@@ -8,11 +8,9 @@ import click
 
 from reefknot import __version__
 from reefknot.cli.display import Display
-from reefknot.cli.export import export
-from reefknot.cli.export_html import html
+from reefknot.cli.export import export, shrink
 from reefknot.cli.files import DEBUG, inspect, pack, unpack, verify
 from reefknot.cli.printing import plain
-from reefknot.cli.shrink import shrink
 from reefknot.errors import ReefknotError, UserCodeError
 from reefknot.progress import listening
 
@@ -63,6 +61,5 @@ def main() -> None:
     """Make neural networks small: tied weights, in files that read back bit for bit."""
 
 
-export.add_command(html)
 for command in (pack, unpack, inspect, verify, shrink, export):
     main.add_command(command)

@@ -1,21 +1,39 @@
-"""The commands of `reefknot export`. Imports are lazy: --help stays quick."""
+"""The commands of `reefknot export`, and `shrink`: networks without their dead units, as files.
 
+Imports are lazy: --help stays quick.
+"""
+
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from reefknot.cli.printing import plain, print_table, table_of
 from reefknot.errors import ConfigError, ReefknotError, blamed_on
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from reefknot.reference import Input
+    from reefknot.shrinking.network import Shrunk
 
-MODEL = click.option(
+_FILE = click.Path(path_type=Path)
+_SOURCE = click.argument("source", type=_FILE)
+_MODEL = click.option(
     "--model", "name", required=True, metavar="NAME",
     help="A network by its name in runs, or your own as package.module:function.",
 )  # fmt: skip
+_SHAPE = click.option(
+    "--input", "shape", metavar="SHAPE",
+    help="What your own network takes, without the batch, such as 1x28x28.",
+)  # fmt: skip
+_FORCE = click.option("--force", "-f", is_flag=True, help="Replace the file if it exists.")
+
+
+def _out(what: str) -> Callable[[Any], Any]:
+    return click.option("--out", required=True, type=_FILE, help=what)
 
 
 @click.group()
@@ -23,8 +41,9 @@ def export() -> None:
     """Export a network to C, HTML, ONNX or safetensors."""
 
 
-def network(name: str, shape: tuple[int, ...] | None) -> "tuple[nn.Module, Tensor | None, Input]":
+def network(name: str, shape: str | None) -> "tuple[nn.Module, Tensor | None, Input]":
     """The module of that name, an example input if the shape is known, and its `Input`."""
+    sizes = None if shape is None else _sizes(shape)
     import torch
     from torch import nn
 
@@ -37,28 +56,29 @@ def network(name: str, shape: tuple[int, ...] | None) -> "tuple[nn.Module, Tenso
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{name} gave a {type(model).__name__}; a torch module was expected")
     known = inputs.get(name, Input(()))
-    shape = shape or known.shape
-    return model, torch.zeros(1, *shape) if shape else None, known
+    sizes = sizes or known.shape
+    return model, torch.zeros(1, *sizes) if sizes else None, known
 
 
-def shape_of(text: str) -> tuple[int, ...]:
-    """A shape from text such as 1x28x28.
+def _sizes(shape: str) -> tuple[int, ...]:
+    """Sizes from text such as 1x28x28.
 
-    >>> shape_of("1x28x28")
+    >>> _sizes("1x28x28")
     (1, 28, 28)
     """
-    sizes = text.split("x")
+    sizes = shape.split("x")
     if not all(size.isdecimal() and 0 < int(size) < 1 << 20 for size in sizes):
-        raise ConfigError(f"--input {text}: expected a shape such as 1x28x28, without the batch")
+        raise ConfigError(f"--input {shape}: expected a shape such as 1x28x28, without the batch")
     return tuple(map(int, sizes))
 
 
+# -- C and HTML ------------------------------------------------------------------------------
+
+
 @export.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@MODEL
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Folder for net.c and net.h."
-)
+@_SOURCE
+@_MODEL
+@_out("Folder for net.c and net.h.")
 @click.option(
     "--input", "inputs", multiple=True, metavar="u8|SHAPE",
     help="u8: bytes instead of floats. A shape such as 1x28x28: the input of your own network.",
@@ -76,7 +96,7 @@ def c(
     from reefknot.export import Bytes
     from reefknot.export import c as write_c
 
-    shapes = [shape_of(text) for text in inputs if text != "u8"]
+    shapes = [text for text in inputs if text != "u8"]
     if len(shapes) > 1:
         raise ConfigError("--input: two shapes were given, expected one")
     model, example, known = network(name, shapes[0] if shapes else None)
@@ -103,3 +123,140 @@ def c(
                 click.echo(str(measure(out, chip)))
             except ReefknotError as error:
                 click.echo(f"{chip.name}: {error}")
+
+
+@export.command()
+@_SOURCE
+@_MODEL
+@_out("The page to write.")
+@click.option("--input", "shape", metavar="SHAPE", help="Such as 1x28x28, for your own network.")
+@click.option("--mean", type=float, help="Mean of your images' pixels, from 0 to 255.")
+@click.option("--std", type=float, help="Standard deviation of these pixels.")
+@click.option("--title", help="What the page calls the network.")
+def html(
+    source: Path, name: str, out: Path, shape: str | None, mean: float | None, std: float | None,
+    title: str | None,
+) -> None:  # fmt: skip
+    """Write SOURCE (a .reef file) as a page in which digits are drawn and read."""
+    from reefknot.export import Pixels
+    from reefknot.export import html as write_html
+
+    model, example, known = network(name, shape or None)
+    if (mean is None) != (std is None):
+        raise ConfigError("--mean and --std go together: give both, or neither for those of MNIST")
+    pixels = Pixels()
+    if mean is not None and std is not None:
+        pixels = Pixels(mean, std)
+    elif known.mean is not None and known.deviation is not None:
+        pixels = Pixels(known.mean, known.deviation, known.full)
+    page = write_html(source, model, out, example, pixels=pixels, title=title)
+    sizes = f"{page.page_bytes:,} bytes, {page.file_bytes:,} of them the file"
+    click.echo(f"wrote {plain(page.file)}: {sizes}")
+
+
+# -- without dead units: safetensors and ONNX ------------------------------------------------
+
+
+@export.command()
+@_SOURCE
+@_MODEL
+@_out("The file to write.")
+@_SHAPE
+@_FORCE
+def onnx(source: Path, **options: Any) -> None:
+    """Write SOURCE (a .reef file) as ONNX, shrunk, with indices of four or eight bits."""
+    written = _written("onnx", source, **options)
+    click.echo(_summary(source, written))
+    if written.checked:
+        click.echo("ONNX Runtime gives the outputs of torch")
+    else:
+        click.echo("not compared with torch: onnxruntime is not installed")
+
+
+@export.command()
+@_SOURCE
+@_MODEL
+@_out("The file to write.")
+@_SHAPE
+@_FORCE
+def safetensors(source: Path, **options: Any) -> None:
+    """Write SOURCE (a .reef file) as safetensors, without its dead units."""
+    click.echo(_summary(source, _written("safetensors", source, **options)))
+
+
+@click.command()
+@_SOURCE
+@click.argument("out", type=_FILE, metavar="TARGET")
+@_MODEL
+@_SHAPE
+@_FORCE
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def shrink(source: Path, as_json: bool, **options: Any) -> None:
+    """Write the network of SOURCE (.reef) without its dead units as TARGET (.safetensors).
+
+    Tensors keep their names and have smaller shapes; NAME_inputs.indices lists the inputs a dense
+    layer reads, where it does not read all of them.
+    """
+    written = _written("safetensors", source, **options)
+    if as_json:
+        click.echo(json.dumps({"file_bytes": written.bytes} | as_dict(written.shrunk)))
+        return
+    show(written.shrunk)
+    click.echo(_summary(source, written))
+
+
+def _written(
+    kind: str, source: Path, *, name: str, out: Path, shape: str | None, force: bool
+) -> Any:
+    from reefknot import export
+    from reefknot.packing.pack import refuse_to_replace
+
+    refuse_to_replace(out, force, [source])
+    model, example, _ = network(name, shape)
+    return getattr(export, kind)(source, model, out, example)
+
+
+def _summary(source: Path, written: Any) -> str:
+    before = f"{plain(source)} has {source.stat().st_size:,} bytes"
+    return f"{before}; wrote {plain(written.path)}, {written.bytes:,} bytes"
+
+
+def shrunk(file: Path, name: str, shape: str | None) -> "Shrunk":
+    """The network of a file without its dead units."""
+    from reefknot.export.shrunk import with_values
+    from reefknot.shrinking.network import shrink as shrink_network
+
+    model, example, _ = network(name, shape)
+    return shrink_network(*with_values(file, model, example))
+
+
+def show(found: "Shrunk") -> None:
+    """Print what is removed from each layer, and which dead units cannot be removed."""
+    from rich.text import Text
+
+    table = table_of("layer", "inputs", "units", "parameters", "MACs", "constants folded")
+    for row in found.table:
+        pairs = (row.inputs, row.units, row.parameters, row.macs)
+        table.add_row(Text(plain(row.name)), *map(_pair, pairs), str(row.folded))
+    table.add_section()
+    table.add_row("the whole network", "", "", _pair(found.parameters), _pair(found.macs), "")
+    print_table(table)
+    for row in found.table:
+        for reason, count in row.stuck:
+            units = "1 idle unit stays" if count == 1 else f"{count} idle units stay"
+            click.echo(f"{plain(row.name)}: {units}: {plain(reason)}")
+    for one in found.unfollowed:
+        click.echo(f"{plain(one.name)}: left as it is: {plain(one.reason)}")
+
+
+def as_dict(found: "Shrunk") -> dict[str, Any]:
+    """What is removed, for JSON: pairs are before and after."""
+    layers = [vars(row) | {"stuck": dict(row.stuck)} for row in found.table]
+    return {
+        "parameters": found.parameters, "macs": found.macs, "layers": layers,
+        "unfollowed": {one.name: one.reason for one in found.unfollowed},
+    }  # fmt: skip
+
+
+def _pair(sizes: tuple[int, int]) -> str:
+    return f"{sizes[0]:,} -> {sizes[1]:,}" if sizes[0] != sizes[1] else f"{sizes[0]:,}"

@@ -7,23 +7,21 @@ from typing import Any
 
 import click
 
-from reefknot.cli.printing import plain
-from reefknot.cli.printing import print_table as _print
-from reefknot.cli.printing import table_of as _table
-from reefknot.cli.shrinking import as_dict, show, shrunk
+from reefknot.cli.export import as_dict, show, shrunk
+from reefknot.cli.printing import plain, print_table, table_of
 
 _EXISTING = click.Path(path_type=Path)
 DEBUG = "reefknot.debug"  # in the metadata of a context: whether tracebacks are wanted
 
 
-def _limit(max_bytes: int | None) -> int:
+def _limit(_: click.Context, __: click.Parameter, max_bytes: int | None) -> int:
     from reefknot.format import MAX_BYTES
 
     return MAX_BYTES if max_bytes is None else max_bytes
 
 
 _MAX_BYTES = click.option(
-    "--max-bytes", type=click.IntRange(min=0),
+    "--max-bytes", type=click.IntRange(min=0), callback=_limit,
     help="Refuse a file whose tensors take up more than this.",
 )  # fmt: skip
 
@@ -127,7 +125,7 @@ def _show_packed(packed: Any, source: Path, target: Path, *, as_json: bool, in_s
         count += f", {scaled:,} as integers and scales (version 2)" if scaled else ""
         click.echo(f"{count}: nothing changed\n{_sizes(packed)}, wrote {plain(target)}")
     else:
-        _print(_changes(packed))
+        print_table(_changes(packed))
         click.echo(f"{_sizes(packed)}, wrote {plain(target)}")
         if packed.lossless:
             click.echo("nothing changed: every value reads back as it was")
@@ -203,7 +201,7 @@ def _changes(packed: Any) -> Any:
 
     budget = any(change.bits is not None for change in packed.changes)
     titles = ["bits per weight"] * budget + ["relative L2 error", "largest error"]
-    table = _table("tensor", "what was done", *titles, text=2)
+    table = table_of("tensor", "what was done", *titles, text=2)
     for change in packed.changes:
         errors = [f"{e:.3g}" for e in (change.relative_error, change.largest_error)]
         bits = ["" if change.bits is None else f"{change.bits:.2f}"] * budget
@@ -222,11 +220,11 @@ def _changes(packed: Any) -> Any:
 @click.argument("target", type=_EXISTING)
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @_MAX_BYTES
-def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> None:
+def unpack(source: Path, target: Path, force: bool, max_bytes: int) -> None:
     """Write a .reef file as a .safetensors file, in a folder as model.safetensors."""
     from reefknot.packing.pack import unpack as unpack_file
 
-    size = unpack_file(source, target, force=force, max_bytes=_limit(max_bytes))
+    size = unpack_file(source, target, force=force, max_bytes=max_bytes)
     click.echo(f"{source.stat().st_size:,} -> {size:,} bytes, wrote {plain(target)}")
 
 
@@ -238,14 +236,12 @@ def unpack(source: Path, target: Path, force: bool, max_bytes: int | None) -> No
 )
 @click.option("--input", "shape", metavar="SHAPE", help="What your own network takes: 1x28x28.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def inspect(
-    file: Path, max_bytes: int | None, name: str | None, shape: str | None, as_json: bool
-) -> None:
+def inspect(file: Path, max_bytes: int, name: str | None, shape: str | None, as_json: bool) -> None:
     """Show where every byte of FILE went, beside the sizes of other formats."""
     from reefknot.inspection import COMPARE_BYTES
     from reefknot.inspection import inspect as inspect_file
 
-    found = inspect_file(file, max_bytes=_limit(max_bytes))
+    found = inspect_file(file, max_bytes=max_bytes)
     smaller = None if name is None else shrunk(file, name, shape)
     if as_json:
         more = {} if smaller is None else {"shrink": as_dict(smaller)}
@@ -255,15 +251,15 @@ def inspect(
 
     scaled = any(row.num_scales for row in found.tensors)
     titles = ("scales", "in runs of", "their bytes") if scaled else ()
-    table = _table("tensor", "shape", "density", "bytes", "positions", "values", *titles, text=2)
+    table = table_of("tensor", "shape", "density", "bytes", "positions", "values", *titles, text=2)
     for row in found.tensors:
         shape = "x".join(map(str, row.shape)) or "-"
         numbers = [f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes)]
         if row.num_scales:
             numbers += [f"{row.num_scales:,}", f"{row.run:,}", f"{row.scale_bytes:,.1f}"]
         table.add_row(Text(plain(row.name)), shape, f"{row.density:.4f}", *numbers)
-    _print(table)
-    sizes = _table("stored as", "bytes", "rate")
+    print_table(table)
+    sizes = table_of("stored as", "bytes", "rate")
     rows: list[tuple[str, float | None]] = [
         ("this file", found.file_bytes), ("  header", found.header_bytes),
         ("  codebooks", found.codebook_bytes), ("  tied tensors", found.tied_bytes),
@@ -279,7 +275,7 @@ def inspect(
             continue
         rate = "" if label.startswith("  ") or not size else f"{found.original_bytes / size:.1f}x"
         sizes.add_row(label, f"{size:,.0f}" if size >= 1000 else f"{size:,.1f}", rate)
-    _print(sizes)
+    print_table(sizes)
     if found.gzip_bytes is None:
         click.echo(f"gzip and xz are not tried above {COMPARE_BYTES:,} bytes")
     click.echo(
@@ -295,11 +291,11 @@ def inspect(
 @click.option("--against", type=_EXISTING, help="A checkpoint whose every value must be in FILE.")
 @_MAX_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify(file: Path, against: Path | None, max_bytes: int | None, as_json: bool) -> None:
+def verify(file: Path, against: Path | None, max_bytes: int, as_json: bool) -> None:
     """Check that FILE is intact and can be decoded, and that it equals a checkpoint."""
     from reefknot.inspection import verify as verify_file
 
-    found = verify_file(file, against, max_bytes=_limit(max_bytes))
+    found = verify_file(file, against, max_bytes=max_bytes)
     if as_json:
         click.echo(json.dumps(found.to_json()))
         return

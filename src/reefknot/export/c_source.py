@@ -1,7 +1,8 @@
 """A network as C99: one source, one header, `net_run(input, output)`.
 
 Takes     a `.reef` file (or a state), a module, an example of its input; floats or bytes as inputs.
-Gives     net.c and net.h in a folder: tables, and `engine.c`, which interprets them.
+Gives     net.c and net.h in a folder: tables between `prologue.c` and `engine.c`, which interprets
+          them.
 Unaware   of compilers and chips: `hardware.py` runs those.
 
 What differs between stages is a field of a struct in flash; what all stages share is a constant, so
@@ -9,26 +10,19 @@ that the compiler drops what a network does not need.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from string import Template
 
 import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.export.activations import ACTIVATIONS
-from reefknot.export.c_tables import (
-    defines,
-    float_literal,
-    kinds_of,
-    slides,
-    stage_table,
-    weight_tables,
-)
-from reefknot.export.program import Program, Softmax
-from reefknot.export.source import Source, program_of
-from reefknot.export.stages import Plan, plan
+from reefknot.export.program import ACTIVATIONS, Activation, Program, Softmax
+from reefknot.export.shrunk import Source, program_of
+from reefknot.export.stages import Plan, Stage, plan
 from reefknot.export.weight_bits import Matrix, WeightBits, weight_bits
 from reefknot.files import write_atomically
 from reefknot.progress import doing
@@ -100,18 +94,16 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     bits = weight_bits(matrices, scaled=scaled)
     tables = bits.flash_bytes + 4 * bits.num_biases * scaled
     parts = [
-        _TITLE,
-        '#include "net.h"\n\n#include <float.h>\n#include <string.h>\n',
-        _FLASH,
+        _text("prologue.c"),
         _switches(planned, bits, as_bytes, scaled),
-        stage_table(planned, bits),
-        weight_tables(planned, bits, scaled),
+        _stage_table(planned, bits),
+        _weight_tables(planned, bits, scaled),
         *_activations(planned),
         *_copying(planned, as_bytes),
         *_byte_constants(planned, matrices[0], as_bytes),
-        resources.files("reefknot.export").joinpath("engine.c").read_text(),
+        _text("engine.c"),
     ]
-    header = _HEADER.format(
+    header = Template(_text("net.h")).substitute(
         inputs=math.prod(program.in_shape),
         outputs=math.prod(program.out_shape),
         arena=4 * max(planned.arena, 1),
@@ -123,41 +115,8 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     return header, "\n".join(parts), (tables, 4 * planned.arena)
 
 
-_TITLE = "/* Written by reefknot: a network and the code that runs it. C99, no allocation. */\n"
-
-_HEADER = """/* Written by reefknot. */
-#ifndef NET_H
-#define NET_H
-
-#include <stdint.h>
-
-#define NET_INPUTS {inputs} /* {shape} {what} */
-#define NET_OUTPUTS {outputs}
-#define NET_ARENA_BYTES {arena} /* of RAM, beside input and output */
-#define NET_TABLE_BYTES {table} /* of flash, beside code */
-
-typedef {type} net_input;
-
-/* Reads NET_INPUTS values and writes NET_OUTPUTS; one call at a time. */
-void net_run(const {type} *input, float *output);
-
-#endif
-"""
-
-_FLASH = """/* Tables are in flash, which an AVR reads with other instructions than RAM. */
-#ifdef __AVR__
-#include <avr/pgmspace.h>
-#define FLASH PROGMEM
-#define FLASH_BYTE(address) pgm_read_byte(address)
-#define FLASH_FLOAT(address) pgm_read_float(address)
-#define FLASH_COPY(to, from, size) memcpy_P(to, from, size)
-#else
-#define FLASH
-#define FLASH_BYTE(address) (*(address))
-#define FLASH_FLOAT(address) (*(address))
-#define FLASH_COPY(to, from, size) memcpy(to, from, size)
-#endif
-"""
+def _text(name: str) -> str:
+    return resources.files("reefknot.export").joinpath(name).read_text()
 
 
 def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: bool) -> str:
@@ -166,7 +125,7 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: b
     constants = {
         "NET_STAGES": len(planned.stages),
         "NET_VALUES": max(map(len, bits.values)),
-        "NET_SLIDES": int(slides(planned)),
+        "NET_SLIDES": int(_slides(planned)),
         "NET_PADS": int(any(any(s.target.padding) for s in planned.stages)),
         "NET_COPIES": int(planned.copied),
         "NET_BYTES": int(as_bytes is not None and not planned.copied),
@@ -174,11 +133,11 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: b
         "NET_TABLES": int(bits.biases == "table"),
         "NET_SCALES": int(scaled),
     }
-    if slides(planned):
+    if _slides(planned):
         most = max(int(np.count_nonzero(w, axis=(1, 2, 3)).max()) for w in
                    (stage.conv.weight for stage in planned.stages))  # fmt: skip
         constants["NET_TAPS"] = max(most, 1)
-    return f"{defines(constants)}\ntypedef {'int32_t' if large else 'int16_t'} place_t;\n"
+    return f"{_defines(constants)}\ntypedef {'int32_t' if large else 'int16_t'} place_t;\n"
 
 
 # -- functions that differ from network to network -------------------------------------------
@@ -186,7 +145,7 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: b
 
 def _activations(planned: Plan) -> list[str]:
     """The function `activated`, and `finish`, a softmax or nothing."""
-    kinds = kinds_of(planned)[1:]
+    kinds = _kinds_of(planned)[1:]
     cases = ""
     for number, (kind, slope, low, high) in enumerate(kinds, start=1):
         formula = ACTIVATIONS[kind].c.format(
@@ -243,7 +202,7 @@ def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
         "COPY_START": source.start,
         "COPY_VALUE(value)": value,
     }
-    return [defines(constants)]
+    return [_defines(constants)]
 
 
 def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> list[str]:
@@ -263,4 +222,152 @@ def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> lis
         "BYTE_MEAN": f"INT32_C({round(as_bytes.mean * (1 << shift))})",
         "BYTE_SCALE": float_literal(1 / (as_bytes.deviation * (1 << shift))),
     }
-    return [defines(constants)]
+    return [_defines(constants)]
+
+
+# -- tables: stages, weights, and constants where all stages agree ---------------------------
+
+
+def _defines(constants: Mapping[str, object]) -> str:
+    """Constants, one on a line."""
+    return "".join(f"#define {name} {value}\n" for name, value in constants.items())
+
+
+def _slides(planned: Plan) -> bool:
+    """Whether any kernel is applied at more than one position."""
+    return not all(stage.dense for stage in planned.stages)
+
+
+def _kind_of(activation: Activation | None) -> tuple[str, float, float, float]:
+    """What distinguishes one activation from another."""
+    if activation is None:
+        return "", 0.0, 0.0, 0.0
+    return activation.kind, activation.slope, activation.low, activation.high
+
+
+def _kinds_of(planned: Plan) -> list[tuple[str, float, float, float]]:
+    """The activations that occur, after "none"."""
+    used = {_kind_of(a) for stage in planned.stages for a in (stage.before, stage.after)}
+    return [_kind_of(None), *sorted(used - {_kind_of(None)})]
+
+
+def _fields(planned: Plan, bits: WeightBits) -> dict[str, list[int]]:
+    """Numbers of each stage, by name."""
+    rows: dict[str, list[int]] = {}
+    kinds = _kinds_of(planned)
+    for number, stage in enumerate(planned.stages):
+        fields = {
+            "ROWS": len(stage.conv.weight),
+            "IN": planned.places[number],
+            "OUT": planned.places[number + 1],
+            "FIRST_VALUE": bits.table(number),
+            "VALUES": bits.count(number),
+            "BEFORE": kinds.index(_kind_of(stage.before)),
+        }
+        if _slides(planned):
+            fields |= _sliding(stage) | {"AFTER": kinds.index(_kind_of(stage.after))}
+        for name, value in fields.items():
+            rows.setdefault(name, []).append(value)
+    return rows
+
+
+def _sliding(stage: Stage) -> dict[str, int]:
+    conv, source, target = stage.conv, stage.source, stage.target
+    kernel, (down, across) = conv.weight.shape[2:], conv.dilation
+    pool, (height, width) = stage.pool, conv.out_shape[1:]
+    window, stride, padding = (
+        (pool.kernel, pool.stride, pool.padding) if pool else ((1, 1), (1, 1), (0, 0))
+    )
+    return {
+        "GROUP_ROWS": len(conv.weight) // conv.groups,
+        "GROUP_STEP": conv.weight.shape[1] * source.plane,
+        "KERNEL_WIDTH": kernel[1],
+        "KERNEL_HEIGHT": kernel[0],
+        "DILATION_X": across,
+        "LINE_SKIP": down * source.line - kernel[1] * across,
+        "PLANE_SKIP": source.plane - kernel[0] * down * source.line,
+        "STRIDE_X": conv.stride[1],
+        "STRIDE_Y": conv.stride[0] * source.line,
+        "WIDTH": width,
+        "HEIGHT": height,
+        "POOL_MEAN": int(pool is not None and pool.kind == "mean"),
+        "POOL_WIDTH": window[1],
+        "POOL_HEIGHT": window[0],
+        "POOL_STRIDE_X": stride[1],
+        "POOL_STRIDE_Y": stride[0],
+        "POOL_LEFT": padding[1],
+        "POOL_TOP": padding[0],
+        "OUT_COLUMNS": target.width,
+        "OUT_HEIGHT": target.height,
+        "OUT_WIDTH": target.line,
+        "OUT_PLANE": target.plane,
+        "OUT_START": target.start,
+        "OUT_SIZE": target.size,
+    }
+
+
+def _stage_table(planned: Plan, bits: WeightBits) -> str:
+    """The struct of a stage, and all of them; what they share as constants."""
+    fields = _fields(planned, bits)
+    fixed = {k: v[0] for k, v in fields.items() if len(set(v)) == 1 and k != "ROWS"}
+    varying = {k: v for k, v in fields.items() if k not in fixed}
+    members = "".join(f"    {_integer(v)} {k.lower()};\n" for k, v in varying.items())
+    rows = "".join(
+        f"    {{ {', '.join(str(v[i]) for v in varying.values())} }},\n"
+        for i in range(len(planned.stages))
+    )
+    names = {k: f"s.{k.lower()}" for k in varying}
+    return (
+        "/* What all stages share, and what differs between them. */\n"
+        f"{_defines({**fixed, **names})}\n"
+        f"struct stage {{\n{members}}};\n\n"
+        f"static const struct stage stages[NET_STAGES] FLASH = {{\n{rows}}};\n"
+    )
+
+
+def _integer(values: Sequence[int]) -> str:
+    sign = "" if min(values) < 0 else "u"
+    for width in (8, 16, 32):
+        low, high = (0, 1 << width) if sign else (-(1 << (width - 1)), 1 << (width - 1))
+        if low <= min(values) and max(values) < high:
+            return f"{sign}int{width}_t"
+    raise ConfigError("the network is too large for C tables of 32 bits")
+
+
+def _weight_tables(planned: Plan, bits: WeightBits, scaled: bool) -> str:
+    """Codes, values, biases and the bit stream."""
+    text = _bytes("step_code", bits.step_code.counts) + _bytes("step_bits", bits.step_code.symbols)
+    text += _bytes("value_code", bits.value_code.counts)
+    text += _floats("values", np.concatenate(bits.values))
+    if bits.biases == "table":
+        text += _floats("biases", np.concatenate([s.conv.bias for s in planned.stages]))
+    if scaled:
+        one = [
+            np.ones(len(s.conv.weight), np.float32) if s.conv.scale is None else s.conv.scale
+            for s in planned.stages
+        ]
+        text += _floats("scales", np.concatenate(one))
+    return text + _bytes("weights", bits.data)
+
+
+def _bytes(name: str, values: Sequence[int]) -> str:
+    return _table("uint8_t", name, [str(value) for value in values], 20)
+
+
+def _floats(name: str, values: np.ndarray) -> str:
+    return _table("float", name, [float_literal(value) for value in values], 6)
+
+
+def float_literal(value: float) -> str:
+    """A literal that is exactly this float32.
+
+    >>> float_literal(0.1), float_literal(-3), float_literal(1e-30)
+    ('0.1f', '-3.0f', '1e-30f')
+    """
+    return f"{float(str(np.float32(value)))!r}f"
+
+
+def _table(kind: str, name: str, items: Sequence[str], width: int) -> str:
+    lines = (", ".join(items[i : i + width]) for i in range(0, len(items), width))
+    body = ",\n    ".join(lines)
+    return f"static const {kind} {name}[{len(items)}] FLASH = {{\n    {body}\n}};\n"

@@ -9,15 +9,16 @@ The layers must form a chain: branches and sums are refused.
 """
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.fx.node import Node
 
+from reefknot.batchnorm import channel_scale
 from reefknot.errors import ConfigError
-from reefknot.export.layers import MAKERS, NOTHING, SHAPES, UnsupportedError
+from reefknot.export.layers import MAKERS, NOTHING, SHAPES, UnsupportedError, options
 from reefknot.export.program import Conv2d, Flatten, Layer, Linear, Program, Shape
 from reefknot.shrinking.trace import Trace, trace
 
@@ -43,7 +44,7 @@ def program(model: nn.Module, example_input: Tensor) -> Program:
     for node in found.graph.nodes:
         if node not in tensors:
             if node.op == "call_module":
-                raise _unknown(node, type(found.module(node)))
+                raise _unknown(node, found.module(node))
             continue
         sources = [n for n in node.all_input_nodes if n in tensors]
         if node.op == "placeholder":
@@ -86,49 +87,35 @@ def _append(
     layers: list[Layer], node: Node, found: Trace, in_shape: Shape, out_shape: Shape
 ) -> None:
     """Add the node's layer, or change the last one if it is a BatchNorm."""
-    name = str(node.target) if node.op == "call_module" else node.name
-    base: dict[str, Any] = {"name": name, "in_shape": in_shape, "out_shape": out_shape}
-    module = found.module(node)
-    if module is not None:
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            _fold(layers, module, node)
-            return
-        kind: Any = type(module)
-        known = {n: v for n, v in vars(module).items() if not n.startswith("_")}
-        tensors: Mapping[str, Any] = dict(module.named_parameters(recurse=False))
-        arguments = {**known, **tensors}
-    else:
-        kind = node.target
-        arguments = _arguments(node, found)
+    module, kind = found.module(node), found.kind(node)
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        _fold(layers, module, node)
+        return
+    base: dict[str, Any] = {
+        "name": found.name(node), "in_shape": in_shape, "out_shape": out_shape
+    }  # fmt: skip
     if kind in NOTHING or (kind in SHAPES and in_shape == out_shape):
         return
     if kind in SHAPES and out_shape == (math.prod(in_shape),):
         layers.append(Flatten(**base))
         return
-    maker = MAKERS.get(kind)
-    if maker is None:
-        raise _unknown(node, kind)
+    if kind not in MAKERS or (kind == "conv" and len(in_shape) != 3):
+        raise _unknown(node, module)
+    make, defaults = MAKERS[kind]
+    given = {
+        name: found.values[value] if isinstance(value, Node) and value.op == "get_attr" else value
+        for name, value in options(found, node, defaults).items()
+    }
     try:
-        layers.append(maker(base, arguments))
+        layers.append(make(base, given))
     except UnsupportedError as error:
         raise ConfigError(f"{_name(node)} {error}, which an export cannot express") from error
 
 
-def _unknown(node: Node, kind: Any) -> ConfigError:
+def _unknown(node: Node, module: nn.Module | None) -> ConfigError:
+    kind = node.target if module is None else type(module)
     what = getattr(kind, "__name__", kind)
     return ConfigError(f"{_name(node)} is a {what}, which an export cannot express; {_KNOWN}")
-
-
-def _arguments(node: Node, found: Trace) -> dict[str, Any]:
-    """The arguments of a function or method by name, with the values of attributes."""
-    if node.op != "call_function":
-        return dict(node.kwargs)
-    normal = node.normalized_arguments(found.model, normalize_to_only_use_kwargs=True)
-    kwargs = dict(node.kwargs) if normal is None else normal.kwargs
-    return {
-        key: found.values[x] if isinstance(x, Node) and x.op == "get_attr" else x
-        for key, x in kwargs.items()
-    }
 
 
 def _fold(layers: list[Layer], norm: nn.BatchNorm1d | nn.BatchNorm2d, node: Node) -> None:
@@ -143,14 +130,11 @@ def _fold(layers: list[Layer], norm: nn.BatchNorm1d | nn.BatchNorm2d, node: Node
         raise ConfigError(
             f"{_name(node)} has no running statistics, which an export cannot express"
         )
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.detach().double()
+    scale = channel_scale(norm)
     shift = -norm.running_mean.double() * scale
     if norm.bias is not None:
         shift = shift + norm.bias.detach().double()
     factor = scale.numpy()
     bias = (last.bias * factor + shift.numpy()).astype(np.float32)
     before = 1.0 if last.scale is None else last.scale
-    changed = {"scale": (before * factor).astype(np.float32), "bias": bias}
-    layers[-1] = type(last)(**{**vars(last), **changed})
+    layers[-1] = replace(last, scale=(before * factor).astype(np.float32), bias=bias)

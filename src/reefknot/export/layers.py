@@ -1,23 +1,45 @@
-"""Layers of torch, by module, function or method, as layers of a program.
+"""Layers of torch, as modules, functions or methods, as layers of a program.
 
-Takes     the shapes around a layer, and its settings and tensors by name.
-Gives     `MAKERS`, a function for each kind; `NOTHING`, which changes nothing; `SHAPES`, views.
-Unaware   of graphs.
+Takes     the shapes around a layer, and its options and tensors by name.
+Gives     `MAKERS`, a function for each kind; `NOTHING`, which changes nothing; `SHAPES`, views;
+          `options`, which the export to ONNX reads, too.
+Unaware   of what comes before and after a layer.
+
+Kinds are those of `shrinking.trace`: one name for a module, a function and a method.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.fx.node import Node
 
 from reefknot.export.program import Activation, Conv2d, Layer, Linear, Pair, Pool, Softmax
+from reefknot.shrinking.trace import Trace
+
+NOTHING = {
+    *("identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout"),
+    *("contiguous", "clone", "detach", "to", "float"),
+}
+SHAPES = {"flatten", "unflatten", "view", "reshape", "squeeze", "unsqueeze"}
+
+
+def options(trace: Trace, node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a node by name: of its module, or its arguments after the first."""
+    module = trace.module(node)
+    if module is not None:
+        return {name: getattr(module, name, value) for name, value in defaults.items()}
+    told = dict(zip(defaults, node.args[1:], strict=False)) | dict(node.kwargs)
+    return {name: told.get(name, value) for name, value in defaults.items()}
 
 
 class UnsupportedError(Exception):
     """A setting of a supported layer that exporters do not support."""
+
+
+Options = Mapping[str, Any]
+Maker = Callable[[dict[str, Any], Options], Layer]  # of the name and shapes of a layer
 
 
 def _array(tensor: Any, fallback: int = 0) -> np.ndarray:
@@ -35,18 +57,18 @@ def _pair(value: Any, what: str) -> Pair:
     raise UnsupportedError(f"has {what} {value!r}")
 
 
-def _linear(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
+def _linear(base: dict[str, Any], a: Options) -> Layer:
     if len(base["in_shape"]) != 1:
         raise UnsupportedError(f"works on the last of the dimensions {base['in_shape']}")
     weight = _array(a["weight"])
-    return Linear(**base, weight=weight, bias=_array(a.get("bias"), len(weight)))
+    return Linear(**base, weight=weight, bias=_array(a["bias"], len(weight)))
 
 
-def _conv(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-    if a.get("padding_mode", "zeros") != "zeros":
+def _conv(base: dict[str, Any], a: Options) -> Layer:
+    if a["padding_mode"] != "zeros":
         raise UnsupportedError(f"has padding_mode {a['padding_mode']!r}")
     weight = _array(a["weight"])
-    dilation, padding = _pair(a.get("dilation", 1), "dilation"), a.get("padding", 0)
+    dilation, padding = _pair(a["dilation"], "dilation"), a["padding"]
     if padding == "valid":
         padding = 0
     elif padding == "same":
@@ -57,27 +79,27 @@ def _conv(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
     return Conv2d(
         **base,
         weight=weight,
-        bias=_array(a.get("bias"), len(weight)),
-        stride=_pair(a.get("stride", 1), "stride"),
+        bias=_array(a["bias"], len(weight)),
+        stride=_pair(a["stride"], "stride"),
         padding=_pair(padding, "padding"),
         dilation=dilation,
-        groups=int(a.get("groups", 1)),
+        groups=int(a["groups"]),
     )
 
 
-def _pool(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        kernel, padding = _pair(a["kernel_size"], "kernel"), _pair(a.get("padding", 0), "padding")
+def _pool(kind: Any) -> Maker:
+    def make(base: dict[str, Any], a: Options) -> Layer:
+        kernel, padding = _pair(a["kernel_size"], "kernel"), _pair(a["padding"], "padding")
         for key, usual in (("ceil_mode", False), ("dilation", 1), ("return_indices", False)):
             if a.get(key, usual) not in (usual, (usual, usual)):
                 raise UnsupportedError(f"has {key} {a[key]!r}")
-        if any(padding) and kind == "mean" and not a.get("count_include_pad", True):
+        if any(padding) and kind == "mean" and not a["count_include_pad"]:
             raise UnsupportedError("leaves padding out of its means")
         if a.get("divisor_override") is not None:
             raise UnsupportedError("has a divisor_override")
         if len(base["in_shape"]) != 3:
             raise UnsupportedError(f"pools an input of shape {base['in_shape']}")
-        stride = a.get("stride") or kernel  # in functions, none means the size of the kernel
+        stride = a["stride"] or kernel  # in functions, none means the size of the kernel
         return Pool(
             **base, kind=kind, kernel=kernel, stride=_pair(stride, "stride"), padding=padding
         )
@@ -85,8 +107,8 @@ def _pool(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
     return make
 
 
-def _adaptive(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
+def _adaptive(kind: Any) -> Maker:
+    def make(base: dict[str, Any], a: Options) -> Layer:
         size, out = base["in_shape"][1:], base["out_shape"][1:]
         if len(size) != 2 or any(s % o for s, o in zip(size, out, strict=True)):
             raise UnsupportedError(f"pools {base['in_shape']} into windows of different sizes")
@@ -96,59 +118,54 @@ def _adaptive(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]
     return make
 
 
-def _activation(kind: Any) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        if kind == "gelu" and a.get("approximate", "none") != "none":
+def _activation(kind: Any, **fixed: float) -> Maker:
+    def make(base: dict[str, Any], a: Options) -> Layer:
+        a = {**a, **fixed}
+        if a.get("approximate", "none") != "none":
             raise UnsupportedError("is approximated by tanh")
-        slope = float(a.get("negative_slope", 0.01)) if kind == "leaky_relu" else 0.0
-        low, high = (
-            (float(a.get("min_val", -1)), float(a.get("max_val", 1))) if kind == "clip" else (0, 0)
+        return Activation(
+            **base,
+            kind=kind,
+            slope=float(a.get("negative_slope", 0.0)),
+            low=float(a.get("min_val", 0.0)),
+            high=float(a.get("max_val", 0.0)),
         )
-        return Activation(**base, kind=kind, slope=slope, low=low, high=high)
 
     return make
 
 
-def _relu6(base: dict[str, Any], _: Mapping[str, Any]) -> Layer:
-    return Activation(**base, kind="clip", low=0.0, high=6.0)
-
-
-def _softmax(log: bool) -> Callable[[dict[str, Any], Mapping[str, Any]], Layer]:
-    def make(base: dict[str, Any], a: Mapping[str, Any]) -> Layer:
-        if len(base["in_shape"]) != 1 or a.get("dim", -1) not in (1, -1, None):
-            raise UnsupportedError(f"is taken over dimension {a.get('dim')} of several")
+def _softmax(log: bool) -> Maker:
+    def make(base: dict[str, Any], a: Options) -> Layer:
+        if len(base["in_shape"]) != 1 or a["dim"] not in (1, -1, None):
+            raise UnsupportedError(f"is taken over dimension {a['dim']} of several")
         return Softmax(**base, log=log)
 
     return make
 
 
-NOTHING: set[Any] = {
-    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout),
-    *(F.dropout, F.dropout2d, "contiguous", "to", "float", "detach", "clone"),
-}
-SHAPES: set[Any] = {
-    *(nn.Flatten, nn.Unflatten, torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze),
-    *("flatten", "view", "reshape", "squeeze", "unsqueeze"),
-}
-MAKERS: dict[Any, Callable[[dict[str, Any], Mapping[str, Any]], Layer]] = {
-    **dict.fromkeys((nn.Linear, F.linear), _linear),
-    **dict.fromkeys((nn.Conv2d, F.conv2d, torch.conv2d), _conv),
-    **dict.fromkeys((nn.MaxPool2d, F.max_pool2d, torch.max_pool2d), _pool("max")),
-    **dict.fromkeys((nn.AvgPool2d, F.avg_pool2d), _pool("mean")),
-    **dict.fromkeys((nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d), _adaptive("mean")),
-    **dict.fromkeys((nn.AdaptiveMaxPool2d, F.adaptive_max_pool2d), _adaptive("max")),
-    **dict.fromkeys(
-        (nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"), _activation("relu")
-    ),
-    **dict.fromkeys((nn.LeakyReLU, F.leaky_relu), _activation("leaky_relu")),
-    **dict.fromkeys((nn.Hardtanh, F.hardtanh), _activation("clip")),
-    **dict.fromkeys((nn.ReLU6, F.relu6), _relu6),
-    **dict.fromkeys((nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid"), _activation("sigmoid")),
-    **dict.fromkeys((nn.Tanh, F.tanh, torch.tanh, "tanh"), _activation("tanh")),
-    **dict.fromkeys((nn.SiLU, F.silu), _activation("silu")),
-    **dict.fromkeys((nn.GELU, F.gelu), _activation("gelu")),
-    **dict.fromkeys((nn.Softmax, F.softmax, torch.softmax, "softmax"), _softmax(log=False)),
-    **dict.fromkeys(
-        (nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax"), _softmax(log=True)
-    ),
+# The maker of each kind, and its options in the order of a function's arguments.
+_LINEAR = {"weight": None, "bias": None}
+_CONV = _LINEAR | {
+    "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "padding_mode": "zeros"
+}  # fmt: skip
+_POOL = {"kernel_size": None, "stride": None, "padding": 0}
+MAX_POOL = _POOL | {"dilation": 1, "ceil_mode": False, "return_indices": False}
+MEAN_POOL = _POOL | {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+MAKERS: dict[str, tuple[Maker, Options]] = {
+    "linear": (_linear, _LINEAR),
+    "conv": (_conv, _CONV),
+    "maxpool2d": (_pool("max"), MAX_POOL),
+    "avgpool2d": (_pool("mean"), MEAN_POOL),
+    "adaptiveavgpool2d": (_adaptive("mean"), {}),
+    "adaptivemaxpool2d": (_adaptive("max"), {}),
+    "relu": (_activation("relu"), {}),
+    "leakyrelu": (_activation("leaky_relu"), {"negative_slope": 0.01}),
+    "hardtanh": (_activation("clip"), {"min_val": -1.0, "max_val": 1.0}),
+    "relu6": (_activation("clip", min_val=0.0, max_val=6.0), {}),
+    "sigmoid": (_activation("sigmoid"), {}),
+    "tanh": (_activation("tanh"), {}),
+    "silu": (_activation("silu"), {}),
+    "gelu": (_activation("gelu"), {"approximate": "none"}),
+    "softmax": (_softmax(log=False), {"dim": -1}),
+    "logsoftmax": (_softmax(log=True), {"dim": -1}),
 }

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import ConfigError, ReefknotError
-from reefknot.export.shrunk_file import Written
-from reefknot.export.source import Source, example_of, with_values
+from reefknot.errors import ReefknotError
+from reefknot.export.shrunk import Source, Written, with_values
 from reefknot.files import check_target, write_atomically
 from reefknot.progress import doing
 from reefknot.shrinking.network import shrink
@@ -47,11 +46,9 @@ def onnx(
         raise ReefknotError(
             'ONNX files need the package onnx: pip install "reefknot[onnx]"'
         ) from None
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
     check_target(out)
-    inputs = example_of(model, example_input)
-    shrunk = shrink(with_values(source, model), inputs)
+    filled, inputs = with_values(source, model, example_input)
+    shrunk = shrink(filled, inputs)
     shrunk.model.eval()
     made = _model(shrunk.model, inputs)
     library.checker.check_model(made, full_check=True)

@@ -8,7 +8,7 @@ What has no entry here, or an option that ONNX cannot express, is refused with t
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from reefknot.errors import ConfigError
+from reefknot.export.layers import MAX_POOL, MEAN_POOL, NOTHING, SHAPES, options
 from reefknot.shrinking.masks import weighted
 from reefknot.shrinking.trace import Trace
 
@@ -44,7 +45,7 @@ class Graph:
         elif any(isinstance(user, Node) and user.op == "output" for user in node.users):
             self.refuse(node, "it does not return a tensor")
 
-    def refuse(self, node: Node, reason: str) -> None:
+    def refuse(self, node: Node, reason: str) -> NoReturn:
         """Raise an error about a node that cannot be written."""
         raise ConfigError(f"{self.trace.name(node)} cannot be written as ONNX: {reason}")
 
@@ -75,12 +76,15 @@ class Graph:
         return self.operand(node.args[0] if node.args else node.kwargs["input"])
 
     def options(self, node: Node, **defaults: Any) -> dict[str, Any]:
-        """Options of a node by name: of its module, or its arguments after the first."""
+        """Options of a node by name; `defaults` are in the order of a function's arguments."""
+        return options(self.trace, node, defaults)
+
+    def module(self, node: Node, name: str) -> Any:
+        """The module that a node calls; functions of its kind are refused."""
         module = self.trace.module(node)
-        if module is not None:
-            return {name: getattr(module, name, value) for name, value in defaults.items()}
-        told = dict(zip(defaults, node.args[1:], strict=False)) | dict(node.kwargs)
-        return defaults | {name: told[name] for name in defaults if name in told}
+        if module is None:
+            self.refuse(node, f"only the module nn.{name} is supported")
+        return module
 
     def value(self, node: Any) -> Tensor:
         """What a node gave for the example."""
@@ -101,9 +105,8 @@ def _linear(graph: Graph, node: Node) -> str:
     layer = weighted(graph.trace, node)
     if layer is None:
         graph.refuse(node, "its weights must be parameters")
-    assert layer is not None
     source = graph.names[layer.source]
-    names = [graph.hold(n, t) for n, t in zip(layer.names, layer.tensors, strict=True)]
+    names = list(map(graph.hold, layer.names, layer.tensors))
     if graph.value(layer.source).ndim == 2:
         return graph.add("Gemm", [source, *names], transB=1)
     turned = graph.add("Transpose", names[:1], perm=[1, 0])
@@ -115,15 +118,8 @@ def _conv(graph: Graph, node: Node) -> str:
     layer, module = weighted(graph.trace, node), graph.trace.module(node)
     if layer is None or getattr(module, "padding_mode", "zeros") != "zeros":
         graph.refuse(node, "only parameters as weights, and padding with zeros, are supported")
-    assert layer is not None
     dims = layer.tensors[0].ndim - 2
-    if module is not None:
-        options = graph.options(node, stride=1, padding=0, dilation=1)
-    else:
-        keys = ("input", "weight", "bias", "stride", "padding", "dilation")
-        told = dict(zip(keys, node.args, strict=False)) | dict(node.kwargs)
-        options = {"stride": 1, "padding": 0, "dilation": 1}
-        options |= {key: told[key] for key in options if key in told}
+    options = graph.options(node, weight=None, bias=None, stride=1, padding=0, dilation=1)
     attributes: dict[str, Any] = {
         "strides": _repeated(options["stride"], dims),
         "dilations": _repeated(options["dilation"], dims),
@@ -134,7 +130,7 @@ def _conv(graph: Graph, node: Node) -> str:
         attributes["auto_pad"] = "SAME_UPPER"
     elif options["padding"] != "valid":
         attributes["pads"] = 2 * _repeated(options["padding"], dims)
-    names = [graph.hold(n, t) for n, t in zip(layer.names, layer.tensors, strict=True)]
+    names = list(map(graph.hold, layer.names, layer.tensors))
     return graph.add("Conv", [graph.names[layer.source], *names], **attributes)
 
 
@@ -154,9 +150,7 @@ def _batchnorm(graph: Graph, node: Node) -> str:
 
 
 def _layernorm(graph: Graph, node: Node) -> str:
-    module: Any = graph.trace.module(node)
-    if module is None:
-        graph.refuse(node, "only the module nn.LayerNorm is supported")
+    module = graph.module(node, "LayerNorm")
     shape = module.normalized_shape
     weight = torch.ones(shape) if module.weight is None else module.weight
     names = [graph.hold(f"{node.target}.weight", weight)]
@@ -168,9 +162,7 @@ def _layernorm(graph: Graph, node: Node) -> str:
 
 
 def _prelu(graph: Graph, node: Node) -> str:
-    module: Any = graph.trace.module(node)
-    if module is None:
-        graph.refuse(node, "only the module nn.PReLU is supported")
+    module = graph.module(node, "PReLU")
     above = graph.value(node).ndim - 2
     slope = module.weight.reshape(-1, *[1] * above)
     return graph.add("PRelu", [graph.source(node), graph.hold(f"{node.target}.weight", slope)])
@@ -179,16 +171,14 @@ def _prelu(graph: Graph, node: Node) -> str:
 def _pool(operator: str) -> Callable[[Graph, Node], str]:
     def write(graph: Graph, node: Node) -> str:
         dims = int(graph.trace.kind(node)[-2])
-        names = {"kernel_size": None, "stride": None, "padding": 0}
+        options = graph.options(node, **(MAX_POOL if operator == "MaxPool" else MEAN_POOL))
         if operator == "MaxPool":
-            options = graph.options(node, **names, dilation=1, ceil_mode=False)
             more: dict[str, Any] = {"dilations": _repeated(options["dilation"], dims)}
         else:
-            options = graph.options(node, **names, ceil_mode=False, count_include_pad=True)
             more = {"count_include_pad": int(options["count_include_pad"])}
-            if getattr(graph.trace.module(node), "divisor_override", None) is not None:
+            if options["divisor_override"] is not None:
                 graph.refuse(node, "divisor_override is not supported")
-        stride = options["stride"] if options["stride"] else options["kernel_size"]
+        stride = options["stride"] or options["kernel_size"]
         return graph.add(
             operator, [graph.source(node)], kernel_shape=_repeated(options["kernel_size"], dims),
             strides=_repeated(stride, dims), pads=2 * _repeated(options["padding"], dims),
@@ -268,9 +258,7 @@ def _select(graph: Graph, node: Node) -> str:
 
 
 def _embedding(graph: Graph, node: Node) -> str:
-    module: Any = graph.trace.module(node)
-    if module is None:
-        graph.refuse(node, "only the module nn.Embedding is supported")
+    module = graph.module(node, "Embedding")
     return graph.add(
         "Gather", [graph.hold(f"{node.target}.weight", module.weight), graph.source(node)]
     )
@@ -341,14 +329,10 @@ _WRITERS: dict[str, Callable[[Graph, Node], str]] = {
     "add": _binary("Add"), "sub": _binary("Sub"), "mul": _binary("Mul"), "div": _binary("Div"),
     "truediv": _binary("Div"), "matmul": _binary("MatMul"),
     "mean": _reduce("ReduceMean"), "sum": _reduce("ReduceSum"),
-    **dict.fromkeys(("maxpool1d", "maxpool2d", "maxpool3d"), _pool("MaxPool")),
-    **dict.fromkeys(("avgpool1d", "avgpool2d", "avgpool3d"), _pool("AveragePool")),
+    **dict.fromkeys([f"maxpool{n}d" for n in (1, 2, 3)], _pool("MaxPool")),
+    **dict.fromkeys([f"avgpool{n}d" for n in (1, 2, 3)], _pool("AveragePool")),
     **dict.fromkeys([f"adaptiveavgpool{n}d" for n in (1, 2, 3)], _adaptive("AveragePool")),
     **dict.fromkeys([f"adaptivemaxpool{n}d" for n in (1, 2, 3)], _adaptive("MaxPool")),
-    **dict.fromkeys(("flatten", "unflatten", "view", "reshape", "squeeze", "unsqueeze"), _reshape),
+    **dict.fromkeys(SHAPES, _reshape), **dict.fromkeys(NOTHING, _same),
     **dict.fromkeys(("permute", "transpose", "t", "movedim", "swapaxes"), _transpose),
-    **dict.fromkeys(
-        ("identity", "dropout", "dropout1d", "dropout2d", "dropout3d", "alphadropout",
-         "contiguous", "clone", "detach", "to", "float"), _same,
-    ),
 }  # fmt: skip

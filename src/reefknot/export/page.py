@@ -14,14 +14,15 @@ import zlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from string import Template
 
 import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, did_you_mean
-from reefknot.export.activations import ACTIVATIONS
 from reefknot.export.chain import program as chain_of
 from reefknot.export.program import (
+    ACTIVATIONS,
     Activation,
     Conv2d,
     Flatten,
@@ -33,7 +34,7 @@ from reefknot.export.program import (
     Shape,
     Softmax,
 )
-from reefknot.export.source import Source, example_of, with_values
+from reefknot.export.shrunk import Source, with_values
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import decode, encode
 from reefknot.progress import doing
@@ -99,9 +100,7 @@ def html(
             f"{where} is of version {data[3]} of the format, with scales, which a page cannot "
             "read; pack with --clusters or a budget"
         )
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"an export takes a torch module, found a {type(model).__name__}")
-    program = chain_of(with_values(source, model), example_of(model, example_input))
+    program = chain_of(*with_values(source, model, example_input))
     width = _width(program)
     network = _network(program, state)
     record = {} if isinstance(source, TiedState) else _record(Path(source), len(data))
@@ -218,22 +217,6 @@ def _check_values(layer: Linear | Conv2d, values: dict[str, tuple[str, np.ndarra
 
 # -- the file --------------------------------------------------------------------------------
 
-_HEAD = (
-    "<!doctype html><html lang=en><meta charset=utf-8>"
-    '<meta name=viewport content="width=device-width,initial-scale=1">'
-    '<meta name=color-scheme content="light dark">'
-)
-_BODY = "<body>This page needs JavaScript and a browser of 2023 or later.<script>\n"
-# Turns text back into bytes, inflates them, and puts what they hold into the page: layout, script.
-_UNPACK = """\
-let bytes=(s,l)=>{let a=[],b=0,n=0,v=i=>(i=s.charCodeAt(i))-33-(i>34)-(i>60)-(i>92);\
-for(let i=0;i<s.length;i+=2){b|=v(i)+v(i+1)*91<<n;for(n+=13;n>7;n-=8)a.push(b&255),b>>=8}\
-return new Uint8Array(a).slice(0,l)};REEF=bytes(...REEF);\
-new Response(new Blob([bytes(...PAGE)]).stream().pipeThrough(\
-new DecompressionStream("deflate-raw"))).text().then(t=>{\
-[document.body.innerHTML,t]=t.split("<script>");document.body.append(\
-Object.assign(document.createElement("script"),{textContent:t}))})</script>
-"""
 _SIGNS = [chr(code) for code in range(33, 127) if chr(code) not in '"<\\\\']
 
 
@@ -250,9 +233,12 @@ def _text(data: bytes) -> str:
     return f'["{signs}",{len(data)}]'
 
 
+def _web(name: str) -> str:
+    return resources.files("reefknot.export").joinpath("web", name).read_text("utf-8")
+
+
 def _page(data: bytes, network: str, width: int, pixels: Pixels, title: str, facts: str) -> bytes:
-    template = resources.files("reefknot.export").joinpath("web/page.min.html").read_text("utf-8")
-    layout, _, script = template.partition("\n")[2].partition("<script>")
+    layout, _, script = _web("page.min.html").partition("\n")[2].partition("<script>")
     scales = json.dumps([width, pixels.mean, pixels.deviation, pixels.full])
     texts = json.dumps([title, facts]).replace("<", "\\u003c")
     end = "bytes: the file, a decoder, the network and a pad. It works offline and sends nothing. "
@@ -260,9 +246,11 @@ def _page(data: bytes, network: str, width: int, pixels: Pixels, title: str, fac
     start = f"const NETWORK={network},PIXELS={scales},TEXTS={texts}"
     packer = zlib.compressobj(9, wbits=-15, memLevel=9)
     packed = packer.compress(f"{layout}<script>{{{start};{script}}}".encode()) + packer.flush()
+    # The script of the shell turns text back into bytes, inflates them, and puts what they hold
+    # into the page: layout, script.
     name = title.replace("&", "&amp;").replace("<", "&lt;")
-    code = f"REEF={_text(data)},\nPAGE={_text(packed)}\n{_UNPACK}"
-    rest = f'{_HEAD}<title>{name}</title>{_BODY}let SIZE="",{code}'
+    shell = Template(_web("shell.html"))
+    rest = shell.substitute(title=name, file=_text(data), page=_text(packed))
     size = len(rest.encode()) + len("00,000")  # the page states its own size
     while len(rest.encode()) + len(f"{size:,}") != size:
         size = len(rest.encode()) + len(f"{size:,}")

@@ -1,19 +1,17 @@
 """A network as a list of layers with numpy values, which exporters write in other languages.
 
 Takes     layers in the order they run, each with its shapes, made by `chain`.
-Gives     `Program`, which can run itself (slowly, as a reference for the exports).
-Unaware   of torch, of files and of the language that it becomes.
+Gives     `Program`; `ACTIVATIONS`, the functions of an element in C and JavaScript, side by side.
+Unaware   of torch and of files.
 
 Shapes are those of one example, without the batch: (channels, height, width) or (features,). Values
 are float32. A BatchNorm is already folded in, as a `scale` for each output: tied weights stay tied.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-
-from reefknot.export.activations import ACTIVATIONS
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
@@ -62,7 +60,7 @@ class Pool(Layer):
 
 @dataclass(frozen=True, eq=False)
 class Activation(Layer):
-    """The same function of every element; `low` and `high` are the bounds of a clip."""
+    """One function of every element; `low` and `high` are the bounds of a clip."""
 
     kind: Literal["relu", "leaky_relu", "clip", "sigmoid", "tanh", "silu", "gelu"]
     slope: float = 0.0  # of leaky_relu, below zero
@@ -79,7 +77,7 @@ class Softmax(Layer):
 
 @dataclass(frozen=True, eq=False)
 class Flatten(Layer):
-    """The same values as one vector, channel by channel, row by row."""
+    """All values as one vector, channel by channel, row by row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,57 +92,31 @@ class Program:
         """The shape of what the last layer gives."""
         return self.layers[-1].out_shape if self.layers else self.in_shape
 
-    @property
-    def num_weights(self) -> int:
-        """Weights and biases, zeros included."""
-        weighted = (layer for layer in self.layers if isinstance(layer, Linear | Conv2d))
-        return sum(layer.weight.size + layer.bias.size for layer in weighted)
 
-    def run(self, example: np.ndarray) -> np.ndarray:
-        """The outputs for one example, in float64."""
-        x = np.asarray(example, np.float64).reshape(self.in_shape)
-        for layer in self.layers:
-            x = _run(layer, x)
-        return x
+class Formula(NamedTuple):
+    """A function of one element: in C an expression in `x`, in JavaScript a function.
+
+    `slope`, `low` and `high` are filled in as literals of that language.
+    """
+
+    c: str
+    javascript: str
 
 
-# -- running ---------------------------------------------------------------------------------
-
-
-def _run(layer: Layer, x: np.ndarray) -> np.ndarray:
-    if isinstance(layer, Linear):
-        y = layer.weight.astype(np.float64) @ x
-        return (y if layer.scale is None else y * layer.scale) + layer.bias
-    if isinstance(layer, Conv2d):
-        return _convolved(layer, x)
-    if isinstance(layer, Pool):
-        outside = -np.inf if layer.kind == "max" else 0.0
-        windows = _windows(x, layer.kernel, layer.stride, layer.padding, (1, 1), outside)
-        return windows.max((3, 4)) if layer.kind == "max" else windows.mean((3, 4))
-    if isinstance(layer, Activation):
-        return ACTIVATIONS[layer.kind].numpy(x, layer.slope, layer.low, layer.high)
-    if isinstance(layer, Softmax):
-        log = x - x.max() - np.log(np.exp(x - x.max()).sum())
-        return log if layer.log else np.exp(log)
-    return x.reshape(layer.out_shape)
-
-
-def _windows(
-    x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, outside: float
-) -> np.ndarray:
-    """(channels, height, width, kernel height, kernel width)."""
-    around = [(0, 0), (padding[0],) * 2, (padding[1],) * 2]
-    padded = np.pad(x, around, constant_values=outside)
-    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, (1, 2))
-    return windows[:, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
-
-
-def _convolved(layer: Conv2d, x: np.ndarray) -> np.ndarray:
-    kernel: Pair = layer.weight.shape[2:]
-    windows = _windows(x, kernel, layer.stride, layer.padding, layer.dilation, 0.0)
-    parts = zip(np.split(windows, layer.groups), np.split(layer.weight, layer.groups), strict=True)
-    y = np.concatenate([np.einsum("chwij,ocij->ohw", part, w, optimize=True) for part, w in parts])
-    if layer.scale is not None:
-        y = y * layer.scale[:, None, None]
-    return y + layer.bias[:, None, None]
+ACTIVATIONS: dict[str, Formula] = {
+    "relu": Formula("x < 0 ? 0 : x", "v=>v>0?v:0"),
+    "leaky_relu": Formula("x < 0 ? {slope} * x : x", "v=>v<0?{slope}*v:v"),
+    "clip": Formula(
+        "x < {low} ? {low} : x > {high} ? {high} : x", "v=>Math.min(Math.max(v,{low}),{high})"
+    ),
+    "sigmoid": Formula("1 / (1 + expf(-x))", "v=>1/(1+Math.exp(-v))"),
+    "tanh": Formula("tanhf(x)", "Math.tanh"),
+    "silu": Formula("x / (1 + expf(-x))", "v=>v/(1+Math.exp(-v))"),
+    "gelu": Formula(
+        "x * 0.5f * (1 + erff(x * 0.70710678f))",
+        # Abramowitz and Stegun 7.1.26: within 1.5e-7 of the error function.
+        "v=>{{let s=Math.abs(v)*Math.SQRT1_2,t=1/(1+.3275911*s),e=((((1.061405429*t"
+        "-1.453152027)*t+1.421413741)*t-.284496736)*t+.254829592)*t*Math.exp(-s*s)/2;"
+        "return v*(v<0?e:1-e)}}",
+    ),
+}

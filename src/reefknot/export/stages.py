@@ -93,10 +93,10 @@ class Plan:
 def plan(program: Program) -> Plan:
     """Stages for a program, and one arena for all of their buffers."""
     layers = [layer for layer in program.layers if not isinstance(layer, Flatten)]
-    softmax = None
-    if layers and isinstance(layers[-1], Softmax):
-        softmax = layers.pop()
-    assert softmax is None or isinstance(softmax, Softmax)
+    last = layers[-1] if layers else None
+    softmax = last if isinstance(last, Softmax) else None
+    if softmax is not None:
+        layers.pop()
     for layer in layers:
         if isinstance(layer, Softmax):
             raise ConfigError(
@@ -159,20 +159,18 @@ def _identity(layer: Layer, shape: Shape) -> Conv2d:
 
 
 def _stages(parts: list[Stage]) -> list[Stage]:
-    """The same with buffers: each as the stage that reads it sees it."""
+    """Stages with their buffers: each as the stage that reads it sees it."""
     made = []
-    for number, part in enumerate(parts):
-        source = _buffer(part.conv.in_shape, part.conv.padding)
+    for part, following in zip(parts, [*parts[1:], None], strict=True):
         shape = (part.pool or part.conv).out_shape
-        target = _buffer(shape)
-        if number + 1 < len(parts):
-            following = parts[number + 1].conv
-            if following.in_shape == shape:
-                target = _buffer(shape, following.padding)
-        made.append(replace(part, source=source, target=target))
+        padding = (0, 0)
+        if following is not None and following.conv.in_shape == shape:
+            padding = following.conv.padding
+        source = _buffer(part.conv.in_shape, part.conv.padding)
+        made.append(replace(part, source=source, target=_buffer(shape, padding)))
     return made
 
 
-def _buffer(shape: Shape, padding: Pair = (0, 0)) -> Buffer:
+def _buffer(shape: Shape, padding: Pair) -> Buffer:
     planes, height, width = shape
     return Buffer(planes, height, width, padding)

@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
+from reefknot.bits import huffman_lengths
 from reefknot.errors import ConfigError
-from reefknot.export.prefix_code import PrefixCode, huffman
 
 MAX_VALUES = 255
 
@@ -31,13 +31,50 @@ class Matrix:
     bias: np.ndarray
 
 
+@dataclass(frozen=True)
+class PrefixCode:
+    """`symbols` in the order of their codes; `counts[i]` of them have i + 1 bits."""
+
+    symbols: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def codes(self) -> dict[int, str]:
+        """The bits of each symbol, in the order they are written.
+
+        >>> PrefixCode((0, 3, 1), (1, 2)).codes()
+        {0: '0', 3: '10', 1: '11'}
+        """
+        made, code, at = {}, 0, 0
+        for length, count in enumerate(self.counts, start=1):
+            code <<= 1
+            for symbol in self.symbols[at : at + count]:
+                made[symbol] = f"{code:0{length}b}"
+                code += 1
+            at += count
+        return made
+
+
+def huffman(frequencies: np.ndarray) -> PrefixCode:
+    """The shortest canonical code of the symbols 0, 1, 2, ...; a single one has one bit.
+
+    >>> huffman(np.array([1, 5, 0, 1]))
+    PrefixCode(symbols=(1, 0, 3), counts=(1, 2))
+    """
+    lengths = huffman_lengths(frequencies)
+    used = np.flatnonzero(frequencies)
+    if len(used) == 1:
+        lengths[used] = 1
+    order = used[np.argsort(lengths[used], kind="stable")]
+    return PrefixCode(tuple(order.tolist()), tuple(np.bincount(lengths[used])[1:].tolist()))
+
+
 @dataclass(frozen=True, eq=False)
 class WeightBits:
     """Everything that the engine needs to decode the weights."""
 
     data: bytes
-    step_code: PrefixCode[int]  # of classes; 0 ends a row
-    value_code: PrefixCode[int]  # of ranks: a stage's values from frequent to rare
+    step_code: PrefixCode  # of classes; 0 ends a row
+    value_code: PrefixCode  # of ranks: a stage's values from frequent to rare
     values: tuple[np.ndarray, ...]  # one table for all stages, or one for each
     biases: Literal["none", "coded", "table"]
     num_biases: int
@@ -118,15 +155,14 @@ def _coded(
             steps = np.diff(places, prepend=-1).tolist()
             ranks = [rank[value] for value in weights[places].tolist()]
             rows.append((rank[bias] if bias and biases == "coded" else None, steps, ranks))
-    step_classes: Counter[int] = Counter()
-    ranks_used: Counter[int] = Counter()
+    step_classes = np.zeros(64, np.int64)
+    ranks_used = np.zeros(max(map(len, tables)), np.int64)
     for bias_rank, steps, ranks in rows:
-        step_classes.update([*(step.bit_length() for step in steps), 0])
-        ranks_used.update([*ranks, *([] if bias_rank is None else [bias_rank])])
-    # Every rank has a code, in the order of ranks, so that no table of symbols is needed.
-    most = max(map(len, tables))
-    step_code = huffman(step_classes, range(64))
-    value_code = _monotone(ranks_used, most)
+        for step in (*steps, 0):
+            step_classes[step.bit_length()] += 1
+        for number in ranks if bias_rank is None else (*ranks, bias_rank):
+            ranks_used[number] += 1
+    step_code, value_code = huffman(step_classes), _monotone(ranks_used)
     steps_as, ranks_as = step_code.codes(), value_code.codes()
     bits = []
     for bias_rank, steps, ranks in rows:
@@ -141,11 +177,11 @@ def _coded(
     return WeightBits(packed.tobytes(), step_code, value_code, tables, biases, len(rows))
 
 
-def _monotone(counts: Counter[int], number: int) -> PrefixCode[int]:
+def _monotone(counts: np.ndarray) -> PrefixCode:
     """A code whose lengths do not fall with the rank, so that its symbols are 0, 1, 2, ...
 
-    Ranks are sorted by frequency in each stage, so they nearly are over all stages.
+    Every rank has a code, so that no table of symbols is needed. Ranks are sorted by frequency in
+    each stage, so they nearly are over all stages.
     """
-    ordered = sorted((max(counts[rank], 1) for rank in range(number)), reverse=True)
-    code = huffman(Counter(dict(enumerate(ordered))), range(number))
-    return PrefixCode(tuple(range(number)), code.counts)  # equal counts may have unequal lengths
+    code = huffman(np.sort(np.maximum(counts, 1))[::-1])
+    return PrefixCode(tuple(range(len(counts))), code.counts)  # equal counts may differ in length

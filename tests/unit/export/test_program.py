@@ -5,12 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from unit.export.reference import num_weights, run
 
 import reefknot
 from reefknot.errors import ConfigError
 from reefknot.export.chain import program
 from reefknot.export.program import Conv2d, Flatten, Linear, Softmax
-from reefknot.export.source import program_of
+from reefknot.export.shrunk import program_of
 from reefknot.lab.zoo import INPUTS, NETWORKS
 
 
@@ -77,7 +78,7 @@ def test_a_program_computes_what_the_module_does(model, shape):
         expected = model(x).numpy()[0]
     assert found.in_shape == shape
     assert found.out_shape == expected.shape
-    np.testing.assert_allclose(found.run(x.numpy()), expected, atol=2e-6)
+    np.testing.assert_allclose(run(found, x), expected, atol=2e-6)
 
 
 def test_layers_have_names_shapes_and_values():
@@ -88,6 +89,38 @@ def test_layers_have_names_shapes_and_values():
     assert (conv.in_shape, conv.out_shape, linear.out_shape) == ((1, 4, 4), (2, 2, 2), (3,))
     assert conv.weight.dtype == np.float32
     np.testing.assert_array_equal(linear.weight, model[2].weight.detach())
+
+
+class Calls(nn.Module):
+    """One layer as a function or a method, with its options by position."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (torch.tanh, (12,)),
+        (torch.sigmoid, (12,)),
+        (lambda x: x.softmax(1), (12,)),
+        (lambda x: F.hardtanh(x, -0.5, 0.25), (12,)),
+        (lambda x: F.relu6(x, False), (12,)),
+        (lambda x: F.avg_pool2d(x, 2, 1).flatten(1), (1, 3, 4)),
+    ],
+)
+def test_options_of_functions_and_methods_are_those_of_the_call(call, shape):
+    x = torch.randn(1, *shape)
+    np.testing.assert_allclose(run(program(Calls(call), x), x), call(x)[0], atol=1e-6)
+
+
+def test_a_softmax_over_the_batch_is_refused():
+    with pytest.raises(ConfigError, match="is taken over dimension 0 of several"):
+        program(Calls(lambda x: x.softmax(0)), torch.zeros(1, 4))
 
 
 class Branch(nn.Module):
@@ -158,8 +191,8 @@ def test_dead_units_go_and_the_function_stays():
     nn.init.normal_(model.fc1.bias)  # constants that must be carried on
     x = torch.randn(1, 1, 28, 28)
     whole, small = program(model, x), program_of(None, model, x)
-    assert small.num_weights < whole.num_weights / 4
-    np.testing.assert_allclose(small.run(x.numpy()), whole.run(x.numpy()), atol=1e-6)
+    assert num_weights(small) < num_weights(whole) / 4
+    np.testing.assert_allclose(run(small, x), run(whole, x), atol=1e-6)
     for layer in small.layers:
         if isinstance(layer, Linear) and layer.name != "fc3":
             assert layer.weight.any(1).all()
@@ -182,7 +215,7 @@ def test_dead_channels_go_through_pooling_and_flattening():
     assert [layer.out_shape for layer in small.layers] == [
         (4, 12, 12), (4, 12, 12), (4, 6, 6), (3, 4, 4), (3, 4, 4), (3, 2, 2), (12,), (4,),
     ]  # fmt: skip
-    np.testing.assert_allclose(small.run(x.numpy()), model(x)[0].detach(), atol=1e-6)
+    np.testing.assert_allclose(run(small, x), model(x)[0].detach(), atol=1e-6)
 
 
 def test_a_constant_that_is_padded_stays_unless_it_is_zero():
@@ -193,7 +226,7 @@ def test_a_constant_that_is_padded_stays_unless_it_is_zero():
     x = torch.randn(1, 1, 5, 5)
     small = program_of(None, model, x)
     assert small.layers[0].out_shape == (2, 5, 5)
-    np.testing.assert_allclose(small.run(x.numpy()), model(x)[0].detach(), atol=1e-6)
+    np.testing.assert_allclose(run(small, x), model(x)[0].detach(), atol=1e-6)
 
 
 # -- where values come from ------------------------------------------------------------------
