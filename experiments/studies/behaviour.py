@@ -93,13 +93,13 @@ def _look(progress: Progress, found: Trained, losses: list[float]) -> dict[str, 
         "train_error": error_percent(found.model, images[:SEEN], labels[:SEEN]),
         "val_error": error_percent(found.model, *data.validation),
     }
-    groups = getattr(found.parts.method, "groups", None)
-    if groups:
-        group = groups[0]
+    tying = getattr(found.parts.method, "tying", None)
+    if tying is not None:
+        group = tying.groups[0]
         row["penalty"] = float(statistics.deviations(group)[1].sum()) / 2
         row["centers"] = group.centers.round(5).tolist()
         row["spreads"] = np.round(statistics.spreads(group), 6).tolist()
-        row["changed"] = found.parts.method.tying.changed
+        row["changed"] = tying.changed
     return row
 
 

@@ -77,6 +77,7 @@ class APT(WithoutZeroCluster):
     name: ClassVar[str] = "apt"
     works_on_shards: ClassVar[bool] = True
 
+    hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
     tying_strength: float = setting(
         default=TYING,
         doc="the paper's lambda 1, weight of the k-means penalty",
@@ -88,8 +89,6 @@ class APT(WithoutZeroCluster):
     distance: Distance = setting(
         default="l2", doc=_DISTANCE_DOC, check=is_choice(*get_args(Distance))
     )
-
-    hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
 
     def make_tying(self, **options: Any) -> Tying:
         """The tying of the model, by the settings."""
@@ -116,11 +115,10 @@ class RandomTying(WithoutZeroCluster):
     name: ClassVar[str] = "random_tying"
     works_on_shards: ClassVar[bool] = True
 
+    hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
     tying_strength: float = setting(
         default=TYING, doc="weight of the pull to the own center", check=is_number(), kw_only=False
     )
-
-    hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
 
     def phases_of(self, tying: Tying) -> Sequence[Phase]:
         """Soft tying to the first clusters until `harden()`, then hard tying."""
@@ -139,6 +137,7 @@ class SparseAPT(TyingMethod):
     name: ClassVar[str] = "sparse_apt"
     works_on_shards: ClassVar[bool] = True
 
+    hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
     num_clusters: NumClusters | Literal["auto"] | None = setting(  # type: ignore[assignment]
         default=None,
         doc='K, zero included, or a table from group names to K; "auto" with a budget, else 17',
@@ -196,7 +195,6 @@ class SparseAPT(TyingMethod):
     distance: Distance = setting(
         default="l2", doc=_DISTANCE_DOC, check=is_choice(*get_args(Distance))
     )
-    hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
 
     @classmethod
     def mistakes(cls, settings: Mapping[str, Any]) -> list[str]:
