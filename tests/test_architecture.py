@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 import reefknot
 from reefknot.lab.baselines import METHODS
+from reefknot.phases import Commit, Frozen, Recover, Sparsify
 
 SOURCE = Path(reefknot.__file__).parent
 
@@ -30,7 +32,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": {"dtypes", "errors", "scales"},
     "files": COMMON,
     "kernels": COMMON,
-    "huffman": set(),
     "progress": set(),
     # Right of the waist: uses a state. No torch.
     "codec": {*DATA, "kernels"},
@@ -76,7 +77,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.report": {*DATA, "files", "inspection", "rates"},
     "lab.runs": {
         *("batchnorm", "checkpoint", "errors", "files", "format", "lab.baselines", "lab.report"),
-        *("lab.zoo", "loading", "methods", "rates", "reference", "shrinking", "state", ""),
+        *(
+            "lab.zoo",
+            "loading",
+            "methods",
+            "phases",
+            "rates",
+            "reference",
+            "shrinking",
+            "state",
+            "",
+        ),
     },
     "lab.searching": {"errors", "files", "lab.report", "lab.runs", "progress"},
     "lab.cli": {
@@ -105,6 +116,14 @@ WITHOUT_TORCH = {
     *("progress", "lab.report"),
 }
 SHARED = {"mixture", "noisy", "pruned"}  # what several compared methods are made of
+# What others may build on, the laboratory among them; docs/architecture.md has the same list.
+PUBLIC = {
+    *("reefknot", "reefknot.batchnorm", "reefknot.checkpoint", "reefknot.cli.printing"),
+    *("reefknot.dtypes", "reefknot.errors", "reefknot.files", "reefknot.format"),
+    *("reefknot.inspection", "reefknot.loading", "reefknot.methods", "reefknot.methods.settings"),
+    *("reefknot.phases", "reefknot.progress", "reefknot.rates", "reefknot.reference"),
+    *("reefknot.shrinking", "reefknot.state", "reefknot.tying"),
+}
 WITHOUT_A_METHOD = {"lab.runs", "lab.searching"}  # never asks which method it has
 
 
@@ -193,6 +212,7 @@ def violations(root: Path) -> list[str]:
     every = [i for module, path in known.items() for i in imports_of(module, path, root, known)]
     found = [f"{i.place}: {rule}" for i in every for rule in _broken_by(i)]
     found += _methods_named(known, root)
+    found += _phases_named(known, root)
     found += [f"cycle: {' -> '.join(cycle)}" for cycle in _cycles(every)]
     found += _maps_that_lie(known, root)
     return found
@@ -206,6 +226,11 @@ def _broken_by(i: Import) -> Iterator[str]:
         yield f"{i.source} imports {i.target}: the core knows nothing of the laboratory"
     elif ours and i.runs and i.home != i.away and i.away not in MAY_IMPORT.get(i.home, set()):
         yield f"{i.source} imports {i.target}, which {i.home or 'reefknot'} may not"
+    foreign = ours and i.home.startswith("lab") and not i.away.startswith("lab")
+    if foreign and i.target not in PUBLIC and f"{i.target}.{i.name}" not in PUBLIC:
+        inside = i.target.rpartition(".")[0]  # `from reefknot.tying import ops` is a public name
+        if not (inside in PUBLIC and i.target.rpartition(".")[2] in _names_of(inside)):
+            yield f"{i.source} imports {i.target}, which is not public"
     contract = i.target == "reefknot.methods.method" or i.name == "Method"
     of_methods = i.away in ("methods", "lab.baselines")
     if i.source.endswith("runs.training") and of_methods and not contract:
@@ -216,6 +241,24 @@ def _broken_by(i: Import) -> Iterator[str]:
             yield f"{i.source} imports {i.target}: methods never see each other"
     if i.target in ("experiments", "tests", "benchmarks"):
         yield f"{i.source} imports {i.target}, which nothing may"
+
+
+@functools.cache
+def _names_of(module: str) -> frozenset[str]:
+    """What a package says that it has."""
+    return frozenset(getattr(importlib.import_module(module), "__all__", ()))
+
+
+def _phases_named(known: dict[str, Path], root: Path) -> Iterator[str]:
+    """Code outside of `phases` that matches the name of a phase."""
+    names = {kind.name for kind in (Sparsify, Recover, Commit, Frozen)}
+    for module, path in known.items():
+        if component(module) == "phases":
+            continue
+        for node in ast.walk(_tree(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in names:
+                place = f"{path.relative_to(root)}:{node.lineno}"
+                yield f"{place}: {module} names the phase {node.value!r}"
 
 
 def _methods_named(known: dict[str, Path], root: Path) -> Iterator[str]:
@@ -323,6 +366,8 @@ def test_every_part_has_its_rule() -> None:
         ("methods/apt.py", "from reefknot.rates import rate_file", "imports reefknot.rates"),
         ("lab/report/page.py", "from reefknot.lab.zoo import Data", "imports reefknot.lab.zoo"),
         ("lab/runs/run.py", "import reefknot.cli", "imports reefknot.cli, which lab.runs may not"),
+        ("lab/runs/run.py", "from reefknot.phases.hooks import Step", "which is not public"),
+        ("lab/report/page.py", "name = 'commit'", "page names the phase 'commit'"),
         ("lab/runs/run.py", "import experiments.tables", "imports experiments, which nothing may"),
     ],
 )

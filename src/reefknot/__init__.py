@@ -7,11 +7,13 @@
     model.load_state_dict(reefknot.load("model.reef"))
 
 Names are loaded when they are first used, so that importing reefknot does not import torch. They
-stand once, in `__init__.pyi`, which type checkers and editors read, too.
+stand once, in `__init__.pyi`, which type checkers and editors read, too. Other packages may add
+methods by entry points; the compared methods of the laboratory are such.
 """
 
 import ast
 import importlib
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,19 @@ _MODULE_OF = {
     for alias in node.names
 }
 __all__ = sorted(_MODULE_OF)
+_ADDED = "reefknot.methods"  # the group of entry points
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name in _MODULE_OF:
+        home = _MODULE_OF[name]
+        if home == __name__:  # a package of functions
+            return importlib.import_module(f"{home}.{name}")
+        value = getattr(importlib.import_module(home), name)
+    elif name.startswith("__") or not (added := entry_points(group=_ADDED, name=name)):
         raise AttributeError(f"module 'reefknot' has no attribute {name!r}")
-    home = _MODULE_OF[name]
-    if home == __name__:  # a package of functions
-        return importlib.import_module(f"{home}.{name}")
-    value = getattr(importlib.import_module(home), name)
+    else:
+        value = next(iter(added)).load()
     globals()[name] = value
     return value
 

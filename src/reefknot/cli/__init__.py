@@ -9,8 +9,8 @@ import click
 from reefknot import __version__
 from reefknot.cli.display import Display
 from reefknot.cli.export import export, shrink
-from reefknot.cli.files import DEBUG, inspect, pack, unpack, verify
-from reefknot.cli.printing import plain
+from reefknot.cli.files import inspect, pack, unpack, verify
+from reefknot.cli.printing import DEBUG, plain
 from reefknot.errors import ReefknotError, UserCodeError
 from reefknot.progress import listening
 

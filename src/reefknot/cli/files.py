@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from reefknot.cli.export import as_dict, show, shrunk
-from reefknot.cli.printing import plain, print_table, table_of
+from reefknot.cli.printing import DEBUG, plain, print_table, table_of
 
 _EXISTING = click.Path(path_type=Path)
-DEBUG = "reefknot.debug"  # in the metadata of a context: whether tracebacks are wanted
 
 
 def _limit(_: click.Context, __: click.Parameter, max_bytes: int | None) -> int:

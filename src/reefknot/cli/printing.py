@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+DEBUG = "reefknot.debug"  # in the metadata of a context: whether tracebacks are wanted
+
 
 def table_of(*titles: str, text: int = 1) -> Any:
     """A table whose first `text` columns are words, and the others numbers."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reefknot.cli.files import DEBUG
-from reefknot.cli.printing import plain, print_table, table_of
+from reefknot.cli.printing import DEBUG, plain, print_table, table_of
 from reefknot.errors import ReefknotError
 
 if TYPE_CHECKING:

@@ -14,3 +14,8 @@ Unaware   of methods, of files and of what made the zeros.
     narrow.py     the same while training: parameters stay whole, steps get cheaper
     folding.py    BatchNorm folded into the layer before it
 """
+
+from reefknot.shrinking.graph import dead_elements
+from reefknot.shrinking.narrow import Narrowed
+
+__all__ = ["Narrowed", "dead_elements"]

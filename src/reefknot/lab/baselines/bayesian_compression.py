@@ -57,8 +57,7 @@ from reefknot.methods.settings import (
     is_number,
     setting,
 )
-from reefknot.tying import Tying
-from reefknot.tying.tying import NumClusters
+from reefknot.tying import NumClusters, Tying
 
 Prior = Literal["gnj", "ghs"]
 Threshold = float | Mapping[str, float]

@@ -30,9 +30,7 @@ from reefknot.methods.settings import (
     setting,
 )
 from reefknot.phases import Frozen, Phase, Step
-from reefknot.tying import Tying
-from reefknot.tying.selection import TENSOR, Scope, original_name, unwrapped
-from reefknot.tying.tying import NumClusters
+from reefknot.tying import TENSOR, NumClusters, Scope, Tying, original_name, unwrapped
 
 Quality = float | Mapping[str, float]
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from reefknot.methods import Method
 from reefknot.methods.settings import is_count, setting
 from reefknot.phases import Phase, Step
-from reefknot.tying.saved import saved_tensor
-from reefknot.tying.selection import unwrapped
-from reefknot.tying.tying import Saved
+from reefknot.tying import Saved, saved_tensor, unwrapped
 
 _AVERAGE = "average."  # and the parameter's name: an entry of the saved state
 

@@ -14,9 +14,7 @@ import torch
 from reefknot.lab.baselines.pruned import Pruned
 from reefknot.methods import TyingMethod
 from reefknot.methods.settings import is_choice, is_count, is_number, setting
-from reefknot.phases import Frozen, Phase, Step
-from reefknot.phases.hooks import dense_grad
-from reefknot.phases.sparsify import L1Step
+from reefknot.phases import Frozen, L1Step, Phase, Step, dense_grad
 from reefknot.tying import Tying, ops
 
 

@@ -9,10 +9,9 @@ Unaware   of the training loop, the data and the file.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from reefknot.methods.method import WithoutZeroCluster
+from reefknot.methods import WithoutZeroCluster
 from reefknot.methods.settings import is_number, setting
-from reefknot.phases import Frozen, Phase, Step
-from reefknot.phases.hooks import dense_grad
+from reefknot.phases import Frozen, Phase, Step, dense_grad
 from reefknot.tying import Tying
 
 

@@ -21,14 +21,9 @@ from torch.nn.functional import linear, softplus
 from reefknot.errors import TyingError
 from reefknot.methods import TyingMethod
 from reefknot.methods.settings import is_count, setting
-from reefknot.phases import Frozen, Phase, Step
-from reefknot.phases.hooks import unshare_grad_
-from reefknot.shrinking.graph import dead_elements
-from reefknot.tying import Tying
-from reefknot.tying.ops import flat
-from reefknot.tying.saved import saved_tensor
-from reefknot.tying.selection import NORM_LAYERS, original_name
-from reefknot.tying.tying import Saved
+from reefknot.phases import Frozen, Phase, Step, unshare_grad_
+from reefknot.shrinking import dead_elements
+from reefknot.tying import NORM_LAYERS, Saved, Tying, ops, original_name, saved_tensor
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -61,7 +56,7 @@ def unit_gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 def draw(mean: Tensor, variance: Tensor) -> Tensor:
     """A Gaussian sample for each element, from torch's own generator."""
     noise = torch.empty_like(mean)
-    flat(noise).normal_()  # eight times as fast as `randn_like` for channels_last
+    ops.flat(noise).normal_()  # eight times as fast as `randn_like` for channels_last
     return mean + torch.sqrt(variance + _TINY) * noise
 
 

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import TyingError
-from reefknot.phases import Phase, Step
-from reefknot.phases.hooks import dense_grad
-from reefknot.tying import Group, Tying, ops
-from reefknot.tying.saved import saved_tensor
-from reefknot.tying.tying import Saved
+from reefknot.phases import Phase, Step, dense_grad
+from reefknot.tying import Group, Saved, Tying, ops, saved_tensor
 
 _PREFIX = "pruned."
 

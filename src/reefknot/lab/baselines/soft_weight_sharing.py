@@ -23,12 +23,9 @@ from torch import Tensor
 from reefknot.lab.baselines.mixture import Components, Gamma, Mixture, merged, most_likely
 from reefknot.methods import TyingMethod
 from reefknot.methods.settings import Check, are_clusters, is_count, is_number, setting
-from reefknot.phases import Frozen, Phase, Step
-from reefknot.phases.hooks import dense_grad
+from reefknot.phases import Frozen, Phase, Step, dense_grad
 from reefknot.state import MAX_CODEBOOK
-from reefknot.tying import Group, Tying, kmeans, ops
-from reefknot.tying.saved import saved_tensor
-from reefknot.tying.tying import NumClusters, Saved
+from reefknot.tying import Group, NumClusters, Saved, Tying, kmeans, ops, saved_tensor
 
 _FACTORS = {
     "means": "means_lr_factor",

@@ -27,8 +27,7 @@ from reefknot.lab.baselines.noisy import (
     log_uniform_kl,
 )
 from reefknot.methods.settings import are_clusters, is_any_number, setting
-from reefknot.tying import Tying
-from reefknot.tying.tying import NumClusters
+from reefknot.tying import NumClusters, Tying
 
 CLIP = 8.0  # |log alpha| is clipped to this, in the KL and in the noise
 

@@ -20,7 +20,7 @@ from reefknot.files import read_bytes
 from reefknot.lab.baselines import BASELINE, METHODS
 from reefknot.lab.runs.training import Decay, Plan
 from reefknot.methods.settings import settings_of
-from reefknot.phases.budget import FROM_SCRATCH, TRAINED
+from reefknot.phases import FROM_SCRATCH, TRAINED
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,

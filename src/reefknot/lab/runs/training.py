@@ -28,7 +28,7 @@ from reefknot.errors import DivergedError, blamed_on
 from reefknot.lab.runs.batches import Batches
 from reefknot.lab.runs.precision import reduced_precision
 from reefknot.methods import Method
-from reefknot.shrinking.narrow import Narrowed
+from reefknot.shrinking import Narrowed
 
 log = logging.getLogger("reefknot")
 
