@@ -94,16 +94,15 @@ def code_tensor(
         if len(memory.activity) and columns % len(memory.activity) == 0
         else _NO_UNITS
     )
-    plan = Plan(False, False, NO_GRID)
     if indices is None:
-        x = np.full((rows, columns), pivot, kind)
+        x, plan = np.full((rows, columns), pivot, kind), Plan(False, False, NO_GRID)
+        counts = _code_with(coder, x, shape, plan, pivot, size, codebook, memory, units)
     else:
         x = np.array(indices, kind, order="C").reshape(rows, columns)
         coder.grow(
             1024 + 4 * (rows + columns) + x.size // 2 + 12 * int(np.count_nonzero(x != pivot))
         )
-        plan = _best_plan(coder, x, shape, pivot, size, codebook, memory, units)
-    counts = _code_with(coder, x, shape, plan, pivot, size, codebook, memory, units)
+        counts = _code_by_best_plan(coder, x, shape, pivot, size, codebook, memory, units)
     coder.check()
     if len(shape) > 1:
         memory.activity = counts if rows <= MAX_UNITS else _NO_UNITS
@@ -126,19 +125,25 @@ def _plans(x: np.ndarray, shape: tuple[int, ...], pivot: int, num_units: int) ->
                 yield Plan(by_column, maps, grid)
 
 
-def _best_plan(
+def _code_by_best_plan(
     coder: Coder, x: np.ndarray, shape: tuple[int, ...], pivot: int, size: int, codebook: int,
     memory: Memory, units: np.ndarray,
-) -> Plan:  # fmt: skip
+) -> np.ndarray:  # fmt: skip
+    """Code a tensor by each plan and keep the shortest; gives what `_code_with` gives."""
     plans = list(_plans(x, shape, pivot, len(units)))
     if len(plans) == 1:
-        return plans[0]
-    mark, costs = coder.mark(), []
+        return _code_with(coder, x, shape, plans[0], pivot, size, codebook, memory, units)
+    mark, least = coder.mark(), None
     for plan in plans:
-        _code_with(coder, x, shape, plan, pivot, size, codebook, memory.copy(codebook), units)
-        costs.append(coder.spent())
+        learned = memory.copy(codebook)
+        counts = _code_with(coder, x, shape, plan, pivot, size, codebook, learned, units)
+        if least is None or coder.spent() < least:
+            least, best = coder.spent(), (counts, learned, coder.mark())
         coder.back(mark)
-    return plans[costs.index(min(costs))]
+    counts, learned, mark = best
+    coder.back(mark)
+    memory.weights, memory.shared = learned.weights, learned.shared
+    return counts
 
 
 def _code_with(

@@ -29,8 +29,9 @@ _UPDATES = 60  # the L1 strength is updated, and k-means runs, after every sixti
 # The least steps between two updates, k-means runs and measurements of the size (in commit) in
 # networks of `_LARGE` weights and more, where they take as long as one, two and a dozen steps;
 # fewer in others. In sparsify a size is measured after every twelfth of the steps, within bounds.
-_LEAST_UPDATE, _LEAST_REFIT, _LEAST_MEASUREMENT, _LARGE = 20, 32, 60, 200_000
+_LEAST_UPDATE, _LEAST_REFIT, _LEAST_MEASUREMENT, _LARGE = 20, 32, 120, 200_000
 _MEASUREMENTS, _MEASURE_EVERY = 12, (120, 500)
+_REFRESH = 8  # steps between two means of the clusters in sparsify, where the pull is weak
 _SLACK = 1.07  # recover prunes to this times the target; commit makes the remaining zeros
 _TYING = (1e-5, 1e-4, 1e-1)  # strength in sparsify, at the end of recover, at the end of commit
 
@@ -71,6 +72,7 @@ def phases_for(
             lengths[0],
             tying_strength=low,
             refit_every=refit_every,
+            refresh_every=_REFRESH,
             init="kmeans" if begin == TRAINED else "even",
             controller=SparsityController(pruning, max(1.0, update_every * _UPDATES / steps)),
             update_every=update_every,

@@ -27,7 +27,9 @@ from reefknot.tying.statistics import worth_per_bit
 
 log = logging.getLogger("reefknot")
 
-_STEPS, _CLOSE = 3, 0.1  # of `measure`, and when the size is close enough
+# Of `measure`, and when the size is close enough: it is nearly proportional to the survivors, and
+# the next K changes it more than what is missing.
+_STEPS, _CLOSE = 3, 0.5
 _PRECISION = 1 / 100  # of the size when the zeros are fixed; commit does the rest
 
 
@@ -77,11 +79,10 @@ class Pruning:
             return 0.0
         most = self._order_statistic(magnitudes, lost - 1)
         is_small = magnitudes < most
-        squares = np.square(magnitudes, dtype=np.float64)
-        smaller, larger = squares[is_small], squares[~is_small]
+        smaller = np.square(magnitudes[is_small], dtype=np.float64)
         ties = lost - int(self.peers.total(np.array([len(smaller)]))[0])
-        rest, kept = self._total(smaller), self._total(larger)
-        return (rest + ties * most * most) / max(rest + kept, 1e-300)
+        whole = self._total(np.square(magnitudes, dtype=np.float64))
+        return (self._total(smaller) + ties * most * most) / max(whole, 1e-300)
 
     def prune(self, slack: float = 1.0) -> None:
         """Keep as many of the largest weights as fit `slack` times the target; zero the others."""
@@ -209,7 +210,7 @@ def most_that_fit(
         sizes[guess] = size(guess)
         is_over = sizes[guess] > 1
         fits, over = (fits, guess) if is_over else (guess, over)
-        step = max(1, int(over * precision))
+        step = max(1, int(guess * precision))
         if over - fits <= 1 or 1 - precision < sizes[guess] <= 1:
             if guess != fits:
                 sizes[fits] = size(fits)

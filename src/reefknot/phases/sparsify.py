@@ -25,7 +25,10 @@ L1Step = Literal["subgradient", "proximal"]
 
 
 class Sparsify(Phase):
-    """Soft tying with L1. Centers are cluster means; k-means runs every `refit_every` steps."""
+    """Soft tying with L1.
+
+    Every `refresh_every` steps centers become cluster means; k-means runs every `refit_every`.
+    """
 
     name: ClassVar[str] = "sparsify"
 
@@ -37,6 +40,7 @@ class Sparsify(Phase):
         tying_strength: float,
         l1_strength: float = 0.0,
         refit_every: int,
+        refresh_every: int = 1,
         init: Start = "even",
         l1_step: L1Step = "subgradient",
         controller: SparsityController | None = None,
@@ -45,7 +49,7 @@ class Sparsify(Phase):
     ) -> None:
         super().__init__(tying, steps)
         self.tying_strength, self.l1_strength = tying_strength, l1_strength
-        self.refit_every, self.init = refit_every, init
+        self.refit_every, self.refresh_every, self.init = refit_every, refresh_every, init
         self.l1_step = l1_step
         self.controller = controller
         self.update_every = update_every  # of the controller
@@ -77,8 +81,10 @@ class Sparsify(Phase):
             return
         if self.refit_every and self.step % self.refit_every == 0:
             self.tying.refit()
-        else:
+        elif self.step % self.refresh_every == 0:
             self.tying.refresh()
+        else:
+            self.tying.version += 1  # other tensors change with each step
         if self.controller and not self.over and self.step % self.update_every == 0:
             updates = self.step // self.update_every
             if (updates - 1) % self.updates_per_measurement == 0:

@@ -200,7 +200,7 @@ def test_tensors_of_a_million_columns_are_coded_without_tables_of_their_columns(
             for each, given in zip(shapes, indices, strict=True)
         ]
 
-    with mock.patch.object(tied, "_best_plan", lambda *_: tied.Plan(False, maps, tied.NO_GRID)):
+    with mock.patch.object(tied, "_plans", lambda *_: [tied.Plan(False, maps, tied.NO_GRID)]):
         coder = Coder()
         coded(coder, small, wide)
     _, back = coded(Coder(coder.finish()), None, None)
