@@ -15,11 +15,11 @@ def shown(record):
 
 
 @pytest.mark.parametrize(
-    ("settings", "called"),
-    [({}, "dense"), ({"begin": "trained"}, "dense"), ({"begin": "commit"}, "before")],
+    ("facts", "called"),
+    [({}, "dense"), ({"start_is_tied": False}, "dense"), ({"start_is_tied": True}, "before")],
 )
-def test_the_network_that_a_run_starts_from_is_dense_unless_it_was_tied_already(settings, called):
-    rows = shown({"settings": settings, "dense_test_error": 13.8, "test_error": 13.26})
+def test_the_network_that_a_run_starts_from_is_dense_unless_it_was_tied_already(facts, called):
+    rows = shown(facts | {"dense_test_error": 13.8, "test_error": 13.26})
     assert rows == [
         f"test error, {called} 13.80 %",
         "test error, final 13.26 %",

@@ -328,7 +328,7 @@ def struck(server: Any, args: list[str], phase: str, number: int) -> Any:
 
 
 # A run is struck from this step of a phase on.
-FROM_STEP = {"train": 20, "sparsify": 8, "recover": 0, "commit": 0, "frozen": 0}
+FROM_STEP = {"training": 20, "sparsify": 8, "recover": 0, "commit": 0, "frozen": 0}
 
 
 # -- killed ---------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_a_killed_run_resumes_bit_for_bit(server: Any, case: Case, phase: str) -
 
 
 def test_a_run_with_an_average_resumes_bit_for_bit(server: Any) -> None:
-    killed_in("train", AVERAGED, server, Path("killed-averaged"))
+    killed_in("training", AVERAGED, server, Path("killed-averaged"))
     resume(AVERAGED, "killed-averaged")
 
 

@@ -183,7 +183,7 @@ def test_a_dense_run_writes_a_parent_that_other_tools_read(dense: Path) -> None:
     record = record_of(dense)
     assert record["density"] > 0.99
     assert record["val_error_soft"] is record["val_error_hardened"] is None  # nothing is tied
-    assert {row["phase"] for row in rows_of(dense)} == {"train"}
+    assert {row["phase"] for row in rows_of(dense)} == {"training"}
     assert record["test_error"] == pytest.approx(
         perceptron_error(open_state(dense / "model.reef"), "test")
     )
@@ -286,7 +286,7 @@ def test_the_baseline_of_a_budget_trains_as_long_without_compression(
 ) -> None:
     inside = budget / "baseline"
     rows = rows_of(inside)
-    assert (rows[-1]["step"], {row["phase"] for row in rows}) == (600, {"train"})
+    assert (rows[-1]["step"], {row["phase"] for row in rows}) == (600, {"training"})
     assert rows[-1]["lr"] < 1e-4 < rows[0]["lr"]  # it decays
     assert record_of(budget)["dense_test_error"] == record_of(inside)["test_error"]
     plain = finished(

@@ -27,9 +27,7 @@ from reefknot.tying.statistics import worth_per_bit
 
 log = logging.getLogger("reefknot")
 
-# Of `measure`, and when the size is close enough: it is nearly proportional to the survivors, and
-# the next K changes it more than what is missing.
-_STEPS, _CLOSE = 3, 0.5
+_STEPS, _CLOSE = 3, 0.1  # of `measure`, and when the size is close enough
 _PRECISION = 1 / 100  # of the size when the zeros are fixed; commit does the rest
 
 

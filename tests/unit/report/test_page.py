@@ -349,7 +349,7 @@ def test_a_last_phase_that_is_short_has_its_name_in_the_margin() -> None:
     ("name", "told"),
     [
         ("sparse_apt-33", "phases: soft tying, hard tying (shaded)."),
-        ("dense-warped", "phases: train."),
+        ("dense-warped", "phases: training."),
     ],
 )
 def test_committed_records_name_their_phases(name: str, told: str) -> None:
@@ -393,7 +393,7 @@ def test_the_stages_are_called_by_what_is_known_then() -> None:
 
 
 def test_a_network_that_was_tied_already_is_not_called_dense() -> None:
-    record = RECORD | {"settings": {"begin": "commit"}}
+    record = RECORD | {"start_is_tied": True}
     page = render(record, _metrics(), _state(), "")
     assert "Tied network, before" in page
     assert "Dense network" not in page

@@ -65,7 +65,7 @@ class Trained(_Untied):
 class Train(_Untied):
     """Plain training, perhaps with a running average."""
 
-    name = "train"
+    name = "training"
 
     def __init__(self, model: nn.Module, average_steps: int) -> None:
         super().__init__(model)
