@@ -116,14 +116,13 @@ WITHOUT_TORCH = {
     *("progress", "lab.report"),
 }
 SHARED = {"mixture", "noisy", "pruned"}  # what several compared methods are made of
-# What others may build on, the laboratory among them; docs/architecture.md has the same list.
-PUBLIC = {
-    *("reefknot", "reefknot.batchnorm", "reefknot.checkpoint", "reefknot.cli.printing"),
-    *("reefknot.dtypes", "reefknot.errors", "reefknot.files", "reefknot.format"),
-    *("reefknot.inspection", "reefknot.loading", "reefknot.methods", "reefknot.methods.settings"),
-    *("reefknot.phases", "reefknot.progress", "reefknot.rates", "reefknot.reference"),
-    *("reefknot.shrinking", "reefknot.state", "reefknot.tying"),
-}
+MAP = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+# What others may build on, the laboratory among them.
+PUBLIC = set(
+    re.findall(
+        r"`(reefknot[a-z_.]*)`", MAP.partition("## What others may build on")[2].split("\n\n")[1]
+    )
+)
 WITHOUT_A_METHOD = {"lab.runs", "lab.searching"}  # never asks which method it has
 
 
