@@ -43,7 +43,7 @@ def main():
     model = NETWORKS["vgg-16"]()
     model.load_state_dict(values)
     tie = reefknot.SparseAPT(
-        model, target_bytes=129_000, steps=4_000, begin="trained", norms="inference"
+        model, target_bytes=129_000, steps=4_000, begin="trained", norms="folded"
     )
     tie.attach(torch.optim.Adam(model.parameters()))
     tie.refit()

@@ -24,12 +24,11 @@ from document import scaling as table
 from torch import nn
 
 import reefknot
-import reefknot.methods.method
 import reefknot.tying.content
 from reefknot.kernels.histogram import Bins, InMemory, work_on
 from reefknot.kernels.kmeans1d import kmeans1d, refit
 from reefknot.tying import collectives
-from reefknot.tying.collectives import as_divided, local
+from reefknot.tying.collectives import as_dtensor, local
 
 K = 17
 WIDTHS = (64, 600, 10)
@@ -64,12 +63,12 @@ def measured(world):
     found = {"attach": [sum(sent)]}
     for phase in tie.phases[:-1]:
         phase.refit_every = 5
-    tie.phases[2].look_every = 5
+    tie.phases[2].measure_every = 5
     for _ in range(120):
         phase, number = tie.phase, tie.phase.step
         for parameter in model.parameters():
             part = torch.randn(local(parameter).shape) * 0.01
-            parameter.grad = as_divided(part, parameter)
+            parameter.grad = as_dtensor(part, parameter)
         sent.clear()
         optimizer.step()
         if tie.phase is not phase:
@@ -84,7 +83,7 @@ def measured(world):
 
 
 def wrap(sent):
-    real = dist.all_reduce, dist.all_gather, collectives.whole
+    real = dist.all_reduce, dist.all_gather, collectives.full_tensor
 
     def all_reduce(tensor, *args, **kwargs):
         sent.append(tensor.nbytes)
@@ -94,14 +93,14 @@ def wrap(sent):
         sent.append(tensor.nbytes * len(found))
         return real[1](found, tensor, *args, **kwargs)
 
-    def whole(part, parameter):
+    def full_tensor(part, parameter):
         result = real[2](part, parameter)
         if result is not part:
             sent.append(result.nbytes)
         return result
 
     dist.all_reduce, dist.all_gather = all_reduce, all_gather
-    reefknot.tying.content.whole = reefknot.methods.method.whole = whole
+    reefknot.tying.content.full_tensor = full_tensor
 
 
 class Shards:

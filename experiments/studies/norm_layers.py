@@ -22,7 +22,7 @@ MINUTES, MARK = 0.1, "norms"
 SEEDS = (0, 1, 2)
 SOFT_STEPS, HARD_STEPS, LR = 200, 50, 2e-3
 SETTINGS = {"num_clusters": 17, "tying_strength": 1e-3}
-CASES = (("dense", 0.0), ("tied", 2e-4), ("kept", 2e-4), ("own", 2e-4), ("own", 6e-4))
+CASES = (("dense", 0.0), ("tied", 2e-4), ("exact", 2e-4), ("separate", 2e-4), ("separate", 6e-4))
 
 
 def network() -> nn.Module:

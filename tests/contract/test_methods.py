@@ -169,7 +169,7 @@ def test_resuming_equals_not_stopping(name, make, stop):
     assert method.finish() == uninterrupted
 
 
-@pytest.mark.parametrize("norms", ["own", "tied", "kept"])
+@pytest.mark.parametrize("norms", ["separate", "tied", "exact"])
 @pytest.mark.parametrize("name", sorted(SETTINGS))  # all but dense, which ties nothing
 def test_norm_layers_have_values_of_their_own_or_those_of_all_or_are_kept(name, norms):
     torch.manual_seed(0)
@@ -180,16 +180,16 @@ def test_norm_layers_have_values_of_their_own_or_those_of_all_or_are_kept(name, 
     method.attach(optimizer)
     go(model, method, optimizer)
     state = method.finish()
-    assert len(state.codebooks) == (2 if norms == "own" else 1)
+    assert len(state.codebooks) == (2 if norms == "separate" else 1)
     names = {"1.weight", "1.bias", "4.weight", "4.bias"}
     of_norms = [tensor for tensor in state.tensors if tensor.name in names]
     kinds = {type(tensor).__name__ for tensor in of_norms}
-    assert kinds == {"KeptTensor" if norms == "kept" else "TiedTensor"}
-    if norms == "own":
+    assert kinds == {"KeptTensor" if norms == "exact" else "TiedTensor"}
+    if norms == "separate":
         assert {tensor.codebook for tensor in of_norms} == {1}
         scales = torch.cat([model[1].weight, model[4].weight])
         assert scales.min() > 0.5  # neither pulled to zero nor pruned
-    assert len(method.skipped) == (4 if norms == "kept" else 0)
+    assert len(method.skipped) == (4 if norms == "exact" else 0)
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"dense"}))
@@ -198,8 +198,8 @@ def test_how_norm_layers_are_tied_is_a_setting_as_any_other(name, tmp_path):
     lines = [f"{key} = {value}" for key, value in settings.items()]
     text = f'model = "digits-mlp"\ndata = "digits"\nmethod = "{name}"\n[settings]\n'
     config = tmp_path / "run.toml"
-    config.write_text(text + "\n".join([*lines, 'norms = "kept"']))
-    assert read_config(config).settings["norms"] == "kept"
+    config.write_text(text + "\n".join([*lines, 'norms = "exact"']))
+    assert read_config(config).settings["norms"] == "exact"
     config.write_text(text + "\n".join([*lines, 'norms = "folded"']))
     with pytest.raises(
         ConfigError, match="norms must be one of own, tied, kept, inference, found 'folded'"

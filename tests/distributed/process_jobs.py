@@ -24,7 +24,7 @@ from torch import nn
 import reefknot
 from reefknot.errors import ReefknotError
 from reefknot.lab.baselines import DeepCompression
-from reefknot.tying.collectives import local, part_of
+from reefknot.tying.collectives import local, local_shard
 
 STEPS = 12
 RESUMED_AT = 10  # in the phase commit, where there are latent weights
@@ -80,7 +80,7 @@ def set_gradients(model, step):
     for number, parameter in enumerate(model.parameters()):
         source = torch.Generator().manual_seed(1000 * step + number)
         noise = torch.randn(parameter.shape, generator=source) * 0.05
-        grad = part_of(noise, parameter) + local(parameter.detach()) * 0.125
+        grad = local_shard(noise, parameter) + local(parameter.detach()) * 0.125
         parameter.grad = grad if local(parameter) is parameter else as_shard(grad, parameter)
 
 

@@ -23,7 +23,7 @@ WORLD = 4
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def broadcast_from_rank0(tmp_path_factory):
     """What each process says to each job, and the folder with what they wrote."""
     return done(sorted(process_jobs.JOBS), tmp_path_factory.mktemp("processes"))
 

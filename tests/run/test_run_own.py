@@ -96,11 +96,11 @@ def test_a_file_for_inference_is_a_start_its_batchnorm_gets_statistics_again(
 ) -> None:
     own_module("mine/parts.py", MINE)
     own = ("--set", "model=mine.parts:network", "--set", "data=mine.parts:data")
-    first = digits_config(tmp_path, settings='norms = "inference"')
+    first = digits_config(tmp_path, settings='norms = "folded"')
     parent = finished(first, tmp_path / "parent", *own)
     folded = reefknot.load(parent / "model.reef")
     assert not folded["1.running_mean"].any()
-    second = digits_config(tmp_path, settings='norms = "kept"\ninit = "kmeans"')
+    second = digits_config(tmp_path, settings='norms = "exact"\ninit = "kmeans"')
     small = ("--set", "training.soft_steps=1", "--set", "optimizer.lr=1e-9")
     start = ("--set", f"start={parent / 'model.reef'}")
     out = finished(second, tmp_path / "out", *own, *start, *small)

@@ -19,7 +19,7 @@ from reefknot.files import write_atomically, writing_atomically
 from reefknot.format import encode
 from reefknot.format.write import SOLID_ELEMENTS, write_parts
 from reefknot.methods.method import TyingMethod
-from reefknot.tying.collectives import as_divided
+from reefknot.tying.collectives import as_dtensor
 from reefknot.tying.content import Content, entries_of
 
 
@@ -29,19 +29,19 @@ def save(tie: TyingMethod, path: Path | str) -> int:
     The bytes are those of `reefknot.save(tie.finish(), path)`. Of a network of more than two
     million weights no process ever holds more than one whole tensor, at one byte per weight.
     """
-    peers = tie.tying.everyone()
-    tie.settle()
+    processes = tie.tying.everyone()
+    tie.finalize()
     content = tie.content()
     elements = sum(t.numel() for t in {id(t): t for t in entries_of(tie.model).values()}.values())
     written, error = 0, None
-    if peers.first:
+    if processes.is_rank0:
         try:
             written = _write(content, elements, path)
         except ReefknotError as mistake:
             error = mistake
     for _ in content.tensors:  # the other processes take part in gathering each tensor
         pass
-    return peers.told(lambda: _or_raise(written, error))
+    return processes.broadcast_from_rank0(lambda: _or_raise(written, error))
 
 
 def _or_raise(written: int, error: ReefknotError | None) -> int:
@@ -96,5 +96,5 @@ def _room(tie: TyingMethod, name: str, entry: Any) -> torch.Tensor | int:
             if parameter.shape == entry.size:
                 here = group.members.here(member)
                 part = torch.zeros(here.shape, dtype=entry.properties.dtype, device=here.device)
-                return as_divided(part, parameter)
+                return as_dtensor(part, parameter)
     return torch.zeros(entry.size, dtype=entry.properties.dtype)

@@ -114,7 +114,7 @@ class TyingSession:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the method, empty before it begins."""
+        """The method's saved state, empty before it begins."""
         return {} if self.method is None else dict(self.method.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ def _frozen(tying: Tying, hard_tying: HardTying, refit_every: int) -> Frozen:
 
 def _refuse_shards(tying: Tying, distance: Distance) -> Tying:
     """Medians need all weights of a cluster in one process."""
-    if tying.peers.several and distance == "l1":
+    if tying.processes.is_distributed and distance == "l1":
         raise TyingError(
             'distance = "l1" needs all weights of a cluster in one process, and they are '
             'sharded; use "l2", or DistributedDataParallel'

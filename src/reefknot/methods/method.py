@@ -46,7 +46,7 @@ from reefknot.phases.hooks import Step, StepHooks, trained_by
 from reefknot.phases.phase import Phase, lr_factor
 from reefknot.shrinking.graph import dead_elements
 from reefknot.state import TiedState
-from reefknot.tying.collectives import Peers
+from reefknot.tying.collectives import Processes
 from reefknot.tying.content import Content, content_of, entries_of
 from reefknot.tying.saved import refuse_unknown, saved_count
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, unwrapped
@@ -236,15 +236,15 @@ class Method(ABC):
 
         Where weights are sharded every process must call it, and has all of the state then.
         """
-        self.settle()
+        self.finalize()
         return self.content().state()
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """What `finish` does to the model: the weights are as the file will have them, for good."""
         if not self.phase.is_last:
             raise TyingError(_unfinished(self))
         self.phase.check()
-        self.phase.settle()
+        self.phase.finalize()
         self.detach()
 
     def content(self) -> Content:
@@ -318,6 +318,9 @@ def dense_bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
 
+_RENAMED_NORMS = {"own": "separate", "kept": "exact", "inference": "folded"}
+
+
 class TyingMethod(Method):
     """A method whose weights end in groups that share a codebook each."""
 
@@ -343,12 +346,12 @@ class TyingMethod(Method):
         default=(), doc="patterns of the parameters not to tie", check=are_patterns
     )
     norms: Norms = setting(
-        default="own",
-        doc='scales and shifts of norm layers: with a codebook of their "own" and never pruned, '
-        '"tied" with everything else, "kept" exact, or "inference": when training ends the '
+        default="separate",
+        doc='scales and shifts of norm layers: with a "separate" codebook and never pruned, '
+        '"tied" with everything else, "exact", or "folded": when training ends the '
         "statistics of BatchNorm become part of scale and shift, two numbers of 8 bits a channel, "
         "in a file to be trained on only after `update_batchnorm`",
-        check=is_choice(*get_args(Norms)),
+        check=is_choice(*get_args(Norms), renamed=_RENAMED_NORMS),
     )
 
     @abstractmethod
@@ -369,7 +372,7 @@ class TyingMethod(Method):
 
     def _all_phases(self) -> Sequence[Phase]:
         self.tying = self.make_tying()
-        if self.tying.peers.several and not self.works_on_shards:
+        if self.tying.processes.is_distributed and not self.works_on_shards:
             first = next(iter(self.tying.groups[0].members))
             raise TyingError(
                 f"{type(self).__name__} needs whole tensors, and {first!r} "
@@ -404,12 +407,12 @@ class TyingMethod(Method):
 
     # -- the result -------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """What `finish` does to the model: the weights are as the file will have them, for good."""
         copies = self.tying.copies
         self.tying.copies = ()  # each process may finish for itself, or one of them alone
         try:
-            super().settle()
+            super().finalize()
         except ReefknotError:
             self.tying.copies = copies
             raise
@@ -421,7 +424,7 @@ class TyingMethod(Method):
 
     def _replaced_values(self) -> dict[str, Tensor]:
         """BatchNorm in its form for inference, if that is asked for."""
-        if self.norms != "inference":
+        if self.norms != "folded":
             return {}
         return {
             f"{original_name(name)}.{key}".removeprefix("."): value
@@ -450,10 +453,10 @@ class TyingMethod(Method):
         """
         return self._size_among(self.tying.everyone())
 
-    def _size_among(self, peers: Peers) -> int:
+    def _size_among(self, processes: Processes) -> int:
         content = self.content()
-        held = [tensor for tensor in content.tensors if peers.first]
-        return peers.told(
+        held = [tensor for tensor in content.tensors if processes.is_rank0]
+        return processes.broadcast_from_rank0(
             lambda: len(encode(TiedState(content.codebooks, tuple(held), content.aliases)))
         )
 
@@ -491,7 +494,7 @@ class TyingMethod(Method):
         if not self.tying.has_clusters:
             return dense_bytes(self.model)
         if self._predicted is None or self._predicted[1] != self.tying.version:
-            self._predicted = self._size_among(self.tying.peers), self.tying.version
+            self._predicted = self._size_among(self.tying.processes), self.tying.version
         return self._predicted[0]
 
 

@@ -52,7 +52,7 @@ class SparsityController:
         grads = [grad.abs() for _, found in sparse for grad in found.values()]
         elements = sum(group.members[name].numel() for group, found in sparse for name in found)
         if elements:
-            mean = ops.total(grads, elements, self.pruning.peers) / grad_scale / elements
+            mean = ops.total(grads, elements, self.pruning.processes) / grad_scale / elements
             self.gradient = max(self.gradient, mean)
 
     def first_strength(self) -> float:
@@ -103,7 +103,7 @@ class PriceController:
         mean_square = 0.0
         if number:
             squares = [part.weights.double().square() for part in sparse]
-            mean_square = ops.total(squares, number, sparse[0].group.members.peers) / number
+            mean_square = ops.total(squares, number, sparse[0].group.members.processes) / number
         self.first_size = self.size.measure(_entropy(latent))
         self.price, self.least = _FIRST_PRICE * mean_square, _LEAST_PRICE * mean_square
 

@@ -67,12 +67,12 @@ class Frozen(Phase):
         """Tie again."""
         self.tying.project()
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Trim what has grown since, and give the weights the values of the file."""
         if self.trim:
             self.trim()
             self.tying.freeze()
-        self.tying.settle()
+        self.tying.finalize()
 
     def fixed_zeros(self) -> dict[str, Tensor]:
         """The elements of the zero clusters."""

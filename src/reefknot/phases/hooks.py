@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from reefknot.errors import TyingError
-from reefknot.tying.collectives import is_divided, local
+from reefknot.tying.collectives import is_dtensor, local
 from reefknot.tying.group import Group
 from reefknot.tying.ops import is_dense
 from reefknot.tying.tying import Tying
@@ -231,7 +231,7 @@ def dense_grad(name: str, parameter: Tensor) -> Tensor | None:
 def unshare_grad_(parameter: Tensor) -> None:
     """Replace a gradient whose elements share memory (an expanded one) by a contiguous copy."""
     grad = parameter.grad
-    if grad is None or is_divided(grad):
+    if grad is None or is_dtensor(grad):
         return
     if grad.layout == torch.strided and not is_dense(grad):
         parameter.grad = grad.contiguous()

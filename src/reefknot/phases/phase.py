@@ -70,7 +70,7 @@ class Phase:
     def leave(self) -> None:
         """End the phase, perhaps before all of its steps are done."""
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Leave the weights as the file will have them."""
 
     def density(self) -> float:

@@ -20,7 +20,7 @@ from reefknot.kernels.reducer import SINGLE, order_statistic
 from reefknot.phases.num_clusters import better_num_clusters
 from reefknot.phases.target import Target
 from reefknot.tying import kmeans, ops
-from reefknot.tying.collectives import NO_PEERS
+from reefknot.tying.collectives import ONE_PROCESS
 from reefknot.tying.group import Group
 from reefknot.tying.saved import saved_count
 from reefknot.tying.statistics import worth_per_bit
@@ -41,7 +41,7 @@ class Pruning:
         self, groups: Sequence[Group], target: Target, *, choose_num_clusters: bool
     ) -> None:
         self.groups, self.target = groups, target
-        self.peers = groups[0].members.peers if groups else NO_PEERS
+        self.processes = groups[0].members.processes if groups else ONE_PROCESS
         self.choose_num_clusters = choose_num_clusters
         self.num_clusters = [group.num_clusters for group in groups]  # once the zeros are fixed
         self.num_weights = sum(group.members.num_weights for group in groups)
@@ -78,7 +78,7 @@ class Pruning:
         most = self._order_statistic(magnitudes, lost - 1)
         is_small = magnitudes < most
         smaller = np.square(magnitudes[is_small], dtype=np.float64)
-        ties = lost - int(self.peers.total(np.array([len(smaller)]))[0])
+        ties = lost - int(self.processes.total(np.array([len(smaller)]))[0])
         whole = self._total(np.square(magnitudes, dtype=np.float64))
         return (self._total(smaller) + ties * most * most) / max(whole, 1e-300)
 
@@ -111,7 +111,7 @@ class Pruning:
         worth = [worth_per_bit(group) for group in self.groups]
         alive = np.concatenate(worth)
         alive = alive[np.isfinite(alive)]
-        num_alive = int(self.peers.total(np.array([len(alive)]))[0])
+        num_alive = int(self.processes.total(np.array([len(alive)]))[0])
         if not num_alive:
             raise TyingError(self._too_small(self.target.measure()))
         before = [group.clusters() for group in self.groups]
@@ -146,11 +146,13 @@ class Pruning:
 
     def _order_statistic(self, magnitudes: np.ndarray, place: int) -> float:
         """What stands at a place among these and those that the others have, if sorted."""
-        return order_statistic(magnitudes, place, self.peers if self.peers.several else SINGLE)
+        return order_statistic(
+            magnitudes, place, self.processes if self.processes.is_distributed else SINGLE
+        )
 
     def _total(self, numbers: np.ndarray) -> float:
         """The sum of these and those that the others have; the same for any order."""
-        return ops.total([torch.from_numpy(numbers)], self.num_weights, self.peers)
+        return ops.total([torch.from_numpy(numbers)], self.num_weights, self.processes)
 
     def _clipped(self, survivors: float) -> int:
         return max(1, min(round(survivors), self.num_weights))
@@ -168,7 +170,7 @@ class Pruning:
         total = sum(map(survivors_of, self.groups))
         for number, group in enumerate(self.groups):
             if (alive := survivors_of(group)) > 1:
-                weights = counted(group.members.weights(), group.members.peers)
+                weights = counted(group.members.weights(), group.members.processes)
                 bits = 8 * size * alive / total
                 for _ in range(steps):
                     before = self.num_clusters[number]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import TyingError
-from reefknot.tying.collectives import Peers, local, rank
+from reefknot.tying.collectives import Processes, local, rank
 from reefknot.tying.ops import flat
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def require_alike(
 
     A digest of 32 bytes tells whether they are. Only if not, the facts themselves are exchanged.
     """
-    peers = Peers(groups, device)
-    if not peers.several:
+    processes = Processes(groups, device)
+    if not processes.is_distributed:
         return
     text = json.dumps([rank(), dict(facts)])
     digest = np.frombuffer(hashlib.sha256(json.dumps(dict(facts)).encode()).digest(), np.int64)
-    if np.array_equal(peers.highest(digest), -peers.highest(-digest)):
+    if np.array_equal(processes.all_reduce_max(digest), -processes.all_reduce_max(-digest)):
         return
-    told = [json.loads(line) for line in peers.all_texts(text)]
+    told = [json.loads(line) for line in processes.gather_texts(text)]
     for (one, first), (other, second) in pairwise(sorted(told, key=lambda fact: fact[0])):
         for key in [*first, *second]:
             if first.get(key) != second.get(key):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_GATHERED = 1 << 24  # distinct values that may go to all processes
 
 
-def is_divided(tensor: Tensor) -> TypeGuard[Any]:
+def is_dtensor(tensor: Tensor) -> TypeGuard[Any]:
     """Whether a tensor is a `DTensor`; its module is slow to import, and often not needed."""
     if type(tensor) in (Tensor, torch.nn.Parameter):
         return False
@@ -41,21 +41,21 @@ def is_divided(tensor: Tensor) -> TypeGuard[Any]:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that is here: all of it unless it is divided."""
-    if not is_divided(tensor):
+    if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
 
 
-def whole(part: Tensor, parameter: Tensor) -> Tensor:
-    """A tensor of which every process has the part that it has of the parameter; on all of them."""
-    divided = as_divided(part, parameter)
-    return divided.full_tensor() if is_divided(divided) else divided
+def full_tensor(part: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor of which each process has that part which it has of the parameter, whole on all."""
+    divided = as_dtensor(part, parameter)
+    return divided.full_tensor() if is_dtensor(divided) else divided
 
 
-def as_divided(part: Tensor, parameter: Tensor) -> Tensor:
-    """The same as a `DTensor`, without a word to the others; itself if the parameter is none."""
-    if not is_divided(parameter):
+def as_dtensor(part: Tensor, parameter: Tensor) -> Tensor:
+    """A local part as a `DTensor` like the parameter, without communication; else the part."""
+    if not is_dtensor(parameter):
         return part
     return type(parameter).from_local(
         part.contiguous(),
@@ -67,12 +67,12 @@ def as_divided(part: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def part_of(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """The opposite: what belongs here of a tensor of the parameter's shape, divided or whole."""
-    if not is_divided(parameter):
-        return whole(local(tensor), tensor)
+def local_shard(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """What belongs here of a tensor of the parameter's shape, be it a `DTensor` or whole."""
+    if not is_dtensor(parameter):
+        return full_tensor(local(tensor), tensor)
     mesh, divided = parameter.device_mesh, tensor
-    if not is_divided(divided):
+    if not is_dtensor(divided):
         from torch.distributed.tensor import Replicate
 
         everywhere = [Replicate()] * mesh.ndim
@@ -83,7 +83,7 @@ def part_of(tensor: Tensor, parameter: Tensor) -> Tensor:
 def places(parameter: Tensor) -> list[NDArray[np.int64]]:
     """Of each dimension, which of the whole parameter's indices are here."""
     part, begins = local(parameter), [0] * parameter.ndim
-    if is_divided(parameter):
+    if is_dtensor(parameter):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         _, offsets = compute_local_shape_and_global_offset(
@@ -93,34 +93,34 @@ def places(parameter: Tensor) -> list[NDArray[np.int64]]:
     return [np.arange(b, b + n) for b, n in zip(begins, part.shape, strict=True)]
 
 
-class Peers(SingleProcess):
+class Processes(SingleProcess):
     """The processes that have the other parts; none, unless tensors are divided."""
 
     def __init__(self, groups: Iterable["ProcessGroup"] = (), device: str = "cpu") -> None:
         self.groups = tuple(groups)
-        self.several = bool(self.groups)
+        self.is_distributed = bool(self.groups)
         self._device = device
 
     def total(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over all processes, element by element."""
-        return self._reduced(counts, dist.ReduceOp.SUM) if self.several else counts
+        return self._reduced(counts, dist.ReduceOp.SUM) if self.is_distributed else counts
 
-    def highest(self, numbers: NDArray) -> NDArray:
+    def all_reduce_max(self, numbers: NDArray) -> NDArray:
         """The highest that a process has, element by element."""
-        return self._reduced(numbers, dist.ReduceOp.MAX) if self.several else numbers
+        return self._reduced(numbers, dist.ReduceOp.MAX) if self.is_distributed else numbers
 
     def largest(self, magnitude: float) -> float:
         """The largest of all processes' magnitudes; NaN if one is, whose bits are the highest."""
-        if not self.several:
+        if not self.is_distributed:
             return magnitude
         bits = np.array([abs(magnitude)]).view(np.int64)
-        return float(self.highest(bits).view(np.float64)[0])
+        return float(self.all_reduce_max(bits).view(np.float64)[0])
 
     def sum_of(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """The sum of what each process has summed up, none negative: for logs, to 40 bits."""
-        if not self.several:
+        if not self.is_distributed:
             return numbers
-        most = float(self.highest(np.array([numbers.max(initial=0.0)]))[0])
+        most = float(self.all_reduce_max(np.array([numbers.max(initial=0.0)]))[0])
         scale = np.ldexp(1.0, 44 - int(np.frexp(most)[1]))
         return self.total(np.round(numbers * scale).astype(np.int64)) / scale
 
@@ -129,7 +129,7 @@ class Peers(SingleProcess):
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Distinct ascending points of all processes, and how often each occurs."""
         for group in self.groups:
-            most = int(self.highest(np.array([len(points)]))[0])
+            most = int(self.all_reduce_max(np.array([len(points)]))[0])
             if most > MOST_GATHERED:
                 raise TyingError(
                     f"{most:,} distinct values of sharded weights would have to be gathered to be "
@@ -144,27 +144,27 @@ class Peers(SingleProcess):
             counts = together
         return points, counts
 
-    def all_texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """What each process says."""
         texts = [text]
         for group in self.groups:
             data = np.frombuffer(json.dumps(texts).encode(), np.uint8).astype(np.int64)[None]
-            most = int(self.highest(np.array([data.size]))[0])
+            most = int(self.all_reduce_max(np.array([data.size]))[0])
             found = self._gathered(data, most, group)
             texts = [t for row in found for t in json.loads(row.astype(np.uint8).tobytes())]
         return texts
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this is the one among them that does what one must do."""
         return all(dist.get_rank(group) == 0 for group in self.groups)
 
-    def told(self, number: Callable[[], int]) -> int:
+    def broadcast_from_rank0(self, number: Callable[[], int]) -> int:
         """A number, none negative, that the first one finds out for all of them."""
-        if not self.several:
+        if not self.is_distributed:
             return number()
         found, error = 0, None
-        if self.first:
+        if self.is_rank0:
             try:
                 found = number()
             except ReefknotError as mistake:
@@ -193,7 +193,7 @@ class Peers(SingleProcess):
             yield found[:, 1 : int(found[0, 0]) + 1].contiguous().cpu().numpy()
 
 
-NO_PEERS = Peers()
+ONE_PROCESS = Processes()
 
 
 def rank() -> int:
@@ -204,7 +204,7 @@ def rank() -> int:
 def nonzeros(tensor: Tensor) -> int:
     """How many elements of a tensor are not zero, wherever they are."""
     count = torch.count_nonzero(local(tensor).detach()).cpu().numpy().reshape(1)
-    return int(peers_of([("", tensor)]).total(count)[0])
+    return int(processes_of([("", tensor)]).total(count)[0])
 
 
 def reshard(model: torch.nn.Module) -> None:
@@ -215,23 +215,23 @@ def reshard(model: torch.nn.Module) -> None:
             part.reshard()
 
 
-def peers_of(named: Iterable[tuple[str, Tensor]]) -> Peers:
+def processes_of(named: Iterable[tuple[str, Tensor]]) -> Processes:
     """Those who hold the other parts of these tensors, which must all be divided alike.
 
     Meshes of the same processes are the same, although each has groups of its own.
     """
-    found: dict[tuple[_Ranks, ...], tuple[str, Peers]] = {}
+    found: dict[tuple[_Ranks, ...], tuple[str, Processes]] = {}
     for name, tensor in named:
         groups = tuple(_groups(tensor, name))
-        peers = Peers(groups, str(local(tensor).device)) if groups else NO_PEERS
-        found.setdefault(tuple(map(_ranks, groups)), (name, peers))
+        processes = Processes(groups, str(local(tensor).device)) if groups else ONE_PROCESS
+        found.setdefault(tuple(map(_ranks, groups)), (name, processes))
     if len(found) > 1:
         one, other = [name for name, _ in found.values()][:2]
         raise TyingError(
             f"{one!r} and {other!r} share their values, but are not sharded over the same "
             "processes; shard all of the model alike, or give them groups of their own (scope)"
         )
-    return next((peers for _, peers in found.values()), NO_PEERS)
+    return next((processes for _, processes in found.values()), ONE_PROCESS)
 
 
 def copies_of(named: Iterable[tuple[str, Tensor]]) -> tuple["ProcessGroup", ...]:
@@ -252,7 +252,7 @@ def all_processes(tensors: Iterable[Tensor]) -> tuple["ProcessGroup", ...]:
         return ()
     everyone = dist.group.WORLD
     assert everyone is not None
-    return () if any(map(is_divided, tensors)) else (everyone,)
+    return () if any(map(is_dtensor, tensors)) else (everyone,)
 
 
 def as_in_first(tensors: Iterable[Tensor], groups: Iterable["ProcessGroup"]) -> None:
@@ -272,7 +272,7 @@ def _ranks(group: "ProcessGroup") -> _Ranks:
 
 def _groups(tensor: Tensor, name: str, *, repeated: bool = False) -> Iterator["ProcessGroup"]:
     """Of each dimension of the mesh along which a tensor is divided, or repeated, the group."""
-    if not is_divided(tensor):
+    if not is_dtensor(tensor):
         return
     mesh = tensor.device_mesh
     for dimension, placement in enumerate(tensor.placements):

@@ -18,7 +18,7 @@ from reefknot.dtypes import DTYPES
 from reefknot.errors import TyingError
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, index_dtype
 from reefknot.tensors import dtype_for, to_array
-from reefknot.tying.collectives import local, whole
+from reefknot.tying.collectives import full_tensor, local
 from reefknot.tying.group import Group
 from reefknot.tying.selection import original_name
 from reefknot.tying.tying import Tying
@@ -59,7 +59,7 @@ def content_of(
                 codebook, found = indices[name]
                 yield TiedTensor(name, codebook, found())
             else:
-                kept = (replaced or {}).get(name, whole(local(value), value))
+                kept = (replaced or {}).get(name, full_tensor(local(value), value))
                 array = to_array(kept)
                 yield KeptTensor(name, dtype_for(value.dtype), array, value.requires_grad)
 
@@ -82,7 +82,7 @@ def entries_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _indices_of(group: Group, name: str, renamed: np.ndarray) -> np.ndarray:
     """The values of all elements of a member in the codebook."""
-    return renamed[to_array(whole(group.assignment(name).contiguous(), group.members[name]))]
+    return renamed[to_array(full_tensor(group.assignment(name).contiguous(), group.members[name]))]
 
 
 def _codebook_of(group: Group, centers: np.ndarray) -> tuple[Codebook, np.ndarray]:

@@ -16,31 +16,33 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from reefknot.tying.collectives import NO_PEERS, Peers, places
+from reefknot.tying.collectives import ONE_PROCESS, Processes, places
 
 VALUE_BITS = 3.0  # for sign and magnitude
 _PRIOR = 4.0  # pseudo-counts: elements of average density added to each row and column
 _BLOCK, _VECTOR = 1 << 15, 64  # see `_each`
 
 
-def nonzero_bits(alive: Tensor, parameter: Tensor | None = None, peers: Peers = NO_PEERS) -> Tensor:
+def nonzero_bits(
+    alive: Tensor, parameter: Tensor | None = None, processes: Processes = ONE_PROCESS
+) -> Tensor:
     """The bits of a non-zero in each position of a tensor, in its shape.
 
     The odds of a non-zero are those of its row times those of its column, divided by those of the
     tensor. The first dimension is the rows, as in the file; a vector is one row. If `alive` is the
-    local part of a sharded `parameter`, the counts of rows and columns are summed over all `peers`.
+    local part of a sharded `parameter`, counts of rows and columns are sums over all `processes`.
     """
     matrix = _matrix(alive)
     row_counts, column_counts = matrix.sum(1), matrix.sum(0)
-    if peers.several:
+    if processes.is_distributed:
         assert parameter is not None
-        row_counts, column_counts, here = _over_all(row_counts, column_counts, parameter, peers)
+        row_counts, column_counts, here = _over_all(row_counts, column_counts, parameter, processes)
     rows, columns = len(row_counts), len(column_counts)
     whole = (row_counts.sum().float() + 1) / (rows * columns + 10)
     row = (row_counts.float()[:, None] + _PRIOR * whole) / (columns + _PRIOR)
     column = (column_counts.float()[None] + _PRIOR * whole) / (rows + _PRIOR)
     row, column, whole = _logit(row), _logit(column), _logit(whole)
-    if peers.several:
+    if processes.is_distributed:
         row, column = row[here[0]], column[:, here[1]]
     return (_each(softplus, whole - (row + column)) / math.log(2) + VALUE_BITS).reshape(alive.shape)
 
@@ -52,7 +54,7 @@ def _matrix(alive: Tensor) -> Tensor:
 
 
 def _over_all(
-    row_counts: Tensor, column_counts: Tensor, parameter: Tensor, peers: Peers
+    row_counts: Tensor, column_counts: Tensor, parameter: Tensor, processes: Processes
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """The counts of all rows and columns of a whole parameter, and which of them are here."""
     shape, indices = tuple(parameter.shape), places(parameter)
@@ -63,7 +65,7 @@ def _over_all(
     counts[indices[0]] = row_counts.cpu().numpy()
     counts[shape[0] + columns] = column_counts.cpu().numpy()
     device = row_counts.device
-    found = torch.from_numpy(peers.total(counts)).to(device)
+    found = torch.from_numpy(processes.total(counts)).to(device)
     here = torch.from_numpy(indices[0]).to(device), torch.from_numpy(columns).to(device)
     return found[: shape[0]], found[shape[0] :], here
 

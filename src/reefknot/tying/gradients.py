@@ -44,7 +44,7 @@ def share_(group: Group, grads: Mapping[str, Tensor], how: Shared) -> None:
         if len(tensors.held) < len(group.members):
             there = [group.assignment(name) for name in group.members if name in grads]
             counted = ops.cluster_counts(there, len(group.centers)).sum(0)
-            counts = group.members.peers.total(counted)
+            counts = group.members.processes.total(counted)
         shared /= np.maximum(counts, 1)
     if group.zero_cluster is not None:
         shared[group.zero_cluster] = 0.0
@@ -68,4 +68,4 @@ def _with_gradients(
             still = dead if ops.in_same_order(copy, weights) else None
             held.append(ops.Held(copy, ops.like(assignment, copy), still))
             copies += [(grad, copy)] if copy is not grad else []
-    return ops.Tensors(held, group.members.num_weights, group.members.peers), copies
+    return ops.Tensors(held, group.members.num_weights, group.members.processes), copies

@@ -17,7 +17,7 @@ from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.tying import ops
-from reefknot.tying.collectives import as_divided, part_of
+from reefknot.tying.collectives import as_dtensor, local_shard
 from reefknot.tying.members import Members
 from reefknot.tying.saved import saved_count, saved_tensor
 from reefknot.tying.selection import Named
@@ -76,7 +76,7 @@ class Group:
         if self._counts is None:
             held = [self.assignment(name) for name in self.members]
             counted = ops.cluster_counts(held, len(self._centers)).sum(0)
-            self._counts = self.members.peers.total(counted)
+            self._counts = self.members.processes.total(counted)
         return self._counts
 
     def assignment(self, name: str) -> Tensor:
@@ -124,7 +124,7 @@ class Group:
                 if self.zero_cluster is not None and self._zeros_stay:
                     dead = ops.dead_blocks(weights, assignment, self.zero_cluster)
                 held.append(ops.Held(weights, assignment, dead))
-            self._ready = ops.Tensors(held, self.members.num_weights, self.members.peers)
+            self._ready = ops.Tensors(held, self.members.num_weights, self.members.processes)
         return self._ready
 
     # -- clusters ---------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Group:
             "zero_cluster": -1 if self.zero_cluster is None else self.zero_cluster,
         }
         for name, assignment in self.assignments.items():
-            state[f"assignment.{name}"] = as_divided(assignment.clone(), self.members[name])
+            state[f"assignment.{name}"] = as_dtensor(assignment.clone(), self.members[name])
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
@@ -242,7 +242,7 @@ class Group:
         for name, parameter in self.members.items():
             key = f"assignment.{name}"
             saved = saved_tensor(state, key, dtype=_index_dtype(self), shape=parameter.shape)
-            saved = part_of(saved, parameter)
+            saved = local_shard(saved, parameter)
             if saved.numel() and not 0 <= int(saved.min()) <= int(saved.max()) < len(centers):
                 raise TyingError(
                     f"the saved assignment of {name!r} names clusters from {int(saved.min())} to "

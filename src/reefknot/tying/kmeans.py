@@ -64,7 +64,7 @@ def start_distinct(group: Group) -> None:
     if group.may_change:
         weights = group.members.weights().astype(np.float64)
         distinct, counts = np.unique(weights, return_counts=True)
-        distinct, _ = group.members.peers.merged(distinct, counts)
+        distinct, _ = group.members.processes.merged(distinct, counts)
         wanted = len(distinct) + (group.sparse and not np.any(distinct == 0))
         if group.sparse and wanted > group.most_clusters:
             raise TyingError(
@@ -111,7 +111,7 @@ def _fit(group: Group, centers: np.ndarray | None) -> int:
     numbers = _countable(group)
     many = group.members.num_weights >= COUNTED_FROM
     if group.distance == "l2" and many and numbers is not None:
-        reducer = group.members.peers
+        reducer = group.members.processes
         found = refit_counted(numbers, group.num_clusters, centers, reducer=reducer)
         if found is not None:
             group.set_centers(found.centers, recount=True)
@@ -127,7 +127,7 @@ def _split_zeros(group: Group, weights: np.ndarray, alive: np.ndarray, how: Star
     values, wanted = weights[alive], group.num_clusters - 1
     assignment = np.zeros(len(weights), assignment_dtype(group.num_clusters))
     centers, zero = np.zeros(1), 0
-    if group.members.peers.total(np.array([len(values)]))[0]:
+    if group.members.processes.total(np.array([len(values)]))[0]:
         first = None
         if how == "even":
             low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
@@ -168,7 +168,7 @@ def _refit_on_device(group: Group, old: int, others: np.ndarray) -> int | None:
     many = int(group.counts.sum() - group.counts[old]) >= COUNTED_FROM
     if numbers is None or not many or group.distance != "l2":
         return None
-    found = refit_counted(numbers, len(others), others, reducer=group.members.peers)
+    found = refit_counted(numbers, len(others), others, reducer=group.members.processes)
     if found is None:
         return None
     zero, places = int(np.searchsorted(found.centers, 0.0)), np.arange(len(found.centers))
@@ -200,15 +200,15 @@ def _kmeans(
 ) -> Clustering:
     """k-means on some of the weights here, and those that other processes have."""
     return kmeans1d_of_parts(
-        values, num_clusters, group.members.peers, centers=centers, distance=group.distance
+        values, num_clusters, group.members.processes, centers=centers, distance=group.distance
     )
 
 
 def _range_of_all(group: Group, low: float, high: float) -> np.ndarray:
     """The least and the largest of all processes, given those of this one."""
-    return group.members.peers.highest(np.array([-low, high])) * (-1, 1)
+    return group.members.processes.all_reduce_max(np.array([-low, high])) * (-1, 1)
 
 
 def _count_of_all(group: Group, found: np.ndarray) -> int:
     """How many are found here and in other processes."""
-    return int(group.members.peers.total(np.array([np.count_nonzero(found)]))[0])
+    return int(group.members.processes.total(np.array([np.count_nonzero(found)]))[0])

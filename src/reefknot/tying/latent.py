@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reefknot.kernels.intervals import cheapest
 from reefknot.tying import ops
-from reefknot.tying.collectives import as_divided, part_of
+from reefknot.tying.collectives import as_dtensor, local_shard
 from reefknot.tying.cost import VALUE_BITS, nonzero_bits
 from reefknot.tying.group import Group
 from reefknot.tying.latent_ops import Latent, Values, latent_ops
@@ -62,7 +62,7 @@ class LatentWeights:
             self.group.members.items(), self._split(self._place_bits), strict=True
         ):
             members = self.group.members
-            bits = nonzero_bits(self.group.alive(name), parameter, members.peers) - VALUE_BITS
+            bits = nonzero_bits(self.group.alive(name), parameter, members.processes) - VALUE_BITS
             part.copy_(ops.flat(ops.like(bits, members.here(name)))[self._places[name]])
 
     def put(self, grads: Mapping[str, Tensor], tying_strength: float) -> None:
@@ -107,7 +107,7 @@ class LatentWeights:
         values = values[found]
         offered = Values(centers[values], prices[values], edges, values)
         counts = self._ops.choose(offered, price, self.zero, len(centers))
-        self.counts = self.group.members.peers.total(counts)
+        self.counts = self.group.members.processes.total(counts)
 
     def fixed_zeros(self) -> Iterator[tuple[str, Tensor]]:
         """A mask for each member: where it has no latent weights."""
@@ -142,11 +142,13 @@ class LatentWeights:
         self._place_bits = torch.cat(rows[1]).to(torch.promote_types(dtype, torch.float32))
         self.clusters = torch.cat(rows[2])
         held = [ops.Held(self.weights, self.clusters)]
-        self._ready = ops.Tensors(held, self.group.members.num_weights, self.group.members.peers)
+        self._ready = ops.Tensors(
+            held, self.group.members.num_weights, self.group.members.processes
+        )
         vectors = (self.weights, self.clusters, self._place_bits)
         self._ops = latent_ops(Latent(*vectors, list(self._places.values())), self.group.tensors())
         counts = ops.cluster_counts([self.clusters], len(self.group.centers))[0]
-        self.counts = self.group.members.peers.total(counts)
+        self.counts = self.group.members.processes.total(counts)
 
     def _full(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The inverse of `_lay_out`: mask, weights and bits of a member; 0 elsewhere."""
@@ -166,7 +168,7 @@ class LatentWeights:
     def state_dict(self) -> dict[str, Tensor]:
         """For each member: the mask of latent weights, the weights, and their position bits."""
         return {
-            f"{kind}.{name}": as_divided(full, parameter)
+            f"{kind}.{name}": as_dtensor(full, parameter)
             for name, parameter in self.group.members.items()
             for kind, full in zip(_KINDS, self._full(name), strict=True)
         }
@@ -177,7 +179,7 @@ class LatentWeights:
         for name, parameter in self.group.members.items():
             types = (torch.bool, parameter.dtype, self._place_bits.dtype)
             alive, weights, bits = (
-                part_of(
+                local_shard(
                     saved_tensor(state, f"{kind}.{name}", dtype=dtype, shape=parameter.shape),
                     parameter,
                 )

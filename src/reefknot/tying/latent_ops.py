@@ -126,7 +126,7 @@ class InTorch:
 
 
 class Compiled(InTorch):
-    """The same by compiled loops, for weights that they can reach."""
+    """Operations on latent weights by compiled loops, for weights that they can reach."""
 
     def __init__(self, latent: Latent) -> None:
         super().__init__(latent)

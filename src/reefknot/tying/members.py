@@ -14,18 +14,18 @@ from torch import Tensor
 
 from reefknot.errors import DivergedError, TyingError
 from reefknot.tying import ops
-from reefknot.tying.collectives import local, peers_of
+from reefknot.tying.collectives import local, processes_of
 from reefknot.tying.selection import Named, is_trainable
 
 PIECE = 1 << 20
 
 
 class Members(Mapping[str, Tensor]):
-    """Parameters of one dtype by name, all of them divided over the same processes (`peers`)."""
+    """Parameters of one dtype by name, all of them divided over the same `processes`."""
 
     def __init__(self, named: Iterable[Named]) -> None:
         self._named: dict[str, Tensor] = dict(named)
-        self.peers = peers_of(self._named.items())
+        self.processes = processes_of(self._named.items())
         self._shapes = {name: self.here(name).shape for name in self}
         self._layouts: dict[str, ops.Layout] = {}  # as last seen; see `moved`
 
@@ -105,7 +105,7 @@ class Members(Mapping[str, Tensor]):
     def _require_finite(self, names: Sequence[str]) -> None:
         """Raise in all processes if a weight of these members is not finite in any."""
         extents = np.array([ops.largest([self.here(name)]) for name in names])
-        bad = self.peers.total((~np.isfinite(extents)).astype(np.int64))
+        bad = self.processes.total((~np.isfinite(extents)).astype(np.int64))
         for name, count in zip(names, bad, strict=True):
             if count:
                 raise DivergedError(

@@ -23,7 +23,7 @@ from reefknot.kernels import loops
 from reefknot.kernels.histogram import InMemory
 from reefknot.kernels.shared import borrow
 from reefknot.kernels.work import GRAD, SUBBLOCK, WEIGHTS, Row, Work
-from reefknot.tying.collectives import NO_PEERS, Peers
+from reefknot.tying.collectives import ONE_PROCESS, Processes
 from reefknot.tying.threads import torch_team
 
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -59,13 +59,17 @@ def runs_compiled(tensor: Tensor) -> bool:
 class Tensors:
     """Weights of one dtype with their assignments, prepared once for many steps.
 
-    Sums are over the weights of all `peers`, who together have `num_weights` (None: those here).
+    Sums are over the weights of all `processes`, which together have `num_weights` (None: those
+    here).
     """
 
     def __init__(
-        self, held: Sequence[Held], num_weights: int | None = None, peers: Peers = NO_PEERS
+        self,
+        held: Sequence[Held],
+        num_weights: int | None = None,
+        processes: Processes = ONE_PROCESS,
     ) -> None:
-        self.held, self.peers = list(held), peers
+        self.held, self.processes = list(held), processes
         self.reached = [runs_compiled(weights) for weights, _, _ in held]  # by compiled loops
         rows = [
             Row(
@@ -96,7 +100,7 @@ class Tensors:
         return [flat(assignment) for _, assignment, _ in self.held]
 
     def on(self, values: Sequence[Tensor | None]) -> "Tensors | None":
-        """The same assignments for other tensors, such as all gradients; None if one differs.
+        """These assignments for other tensors, such as all gradients; None if one lies differently.
 
         What it gave before is used again: the addresses change at every step, nothing else does.
         """
@@ -239,7 +243,7 @@ def cluster_sums(
             exact[-1] += (~(terms.abs() < limit)).sum()
             exact.index_add_(0, flat(assignment).to(device).long(), terms.round().long())
         found += exact.cpu().numpy()
-    found = tensors.peers.total(found)
+    found = tensors.processes.total(found)
     return None if found[-1] else found[:-1]
 
 
@@ -299,25 +303,25 @@ def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     dtype = tensors.held[0].weights.dtype
     bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
-        unit = _unit_above(_largest(tensors), tensors.peers)
+        unit = _unit_above(_largest(tensors), tensors.processes)
     return 2.0**bits / unit, 2.0**bits
 
 
-def total(tensors: Sequence[Tensor], elements: int, peers: Peers = NO_PEERS) -> float:
+def total(tensors: Sequence[Tensor], elements: int, processes: Processes = ONE_PROCESS) -> float:
     """The sum of at most `elements` numbers in all processes; the same for any order."""
     bits = min(_SUM_BITS - elements.bit_length(), _TERM_BITS[torch.float64])
-    scale = 2.0**bits / _unit_above(largest(tensors), peers)
+    scale = 2.0**bits / _unit_above(largest(tensors), processes)
     terms = [
         ((piece.cpu() if t.device.type == "mps" else piece).double() * scale).round().long().sum()
         for t in tensors
         for piece in flat(t).split(_PIECE)
     ]
-    return float(peers.total(_at_once(terms, torch.int64).sum(keepdims=True))[0]) / scale
+    return float(processes.total(_at_once(terms, torch.int64).sum(keepdims=True))[0]) / scale
 
 
-def _unit_above(magnitude: float, peers: Peers) -> float:
+def _unit_above(magnitude: float, processes: Processes) -> float:
     """A power of two above twice the largest magnitude of all processes, given that of this one."""
-    magnitude = peers.largest(magnitude)
+    magnitude = processes.largest(magnitude)
     if not np.isfinite(magnitude):
         raise DivergedError(
             "a weight or a gradient is not finite; lower the learning rate or the strengths"
@@ -332,7 +336,7 @@ def largest(tensors: Sequence[Tensor]) -> float:
 
 
 def _largest(tensors: Tensors) -> float:
-    """The same, by the compiled loops where they can."""
+    """The largest magnitude of prepared weights, by the compiled loops where they can."""
     found = largest([weights for weights, _, _ in tensors.out_of_reach()])
     if any(tensors.reached):
         numbers = InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())

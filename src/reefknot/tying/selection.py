@@ -28,7 +28,7 @@ NETWORK = "network"
 TENSOR = "tensor"
 NORMS = "norms"  # the group of the norm layers
 
-Norms = Literal["own", "tied", "kept", "inference"]
+Norms = Literal["separate", "tied", "exact", "folded"]
 NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -108,11 +108,11 @@ def select(
         key = _group_of(name, scope)
         if reason is None and key is None:
             reason = "in no group of the scope"
-        if reason is None and parameter in of_norms and norms in ("kept", "inference"):
+        if reason is None and parameter in of_norms and norms in ("exact", "folded"):
             reason = "of a norm layer, which are kept"
         if parameter in of_norms:
             key = NORMS
-        elif reason is None and key == NORMS and norms == "own":
+        elif reason is None and key == NORMS and norms == "separate":
             raise ConfigError(
                 f"{name!r} is in a group {NORMS!r}, which is the norm layers' own; give the group "
                 'another name, or set norms = "tied"'
@@ -133,7 +133,7 @@ def select(
             f"the patterns leave ({len(skipped)} skipped)"
         )
     titles = {key: _title(key, list(groups)) for key in groups}
-    dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "own"}
+    dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "separate"}
     return Selection({titles[k]: tuple(v) for k, v in groups.items()}, skipped, frozenset(dense))
 
 

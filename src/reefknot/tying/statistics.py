@@ -29,7 +29,7 @@ def deviations(group: Group) -> tuple[np.ndarray, np.ndarray]:
         away = np.abs(piece.astype(np.float64) - group.centers[index])
         absolute += np.bincount(index, away, minlength=len(absolute))
         square += np.bincount(index, away * away, minlength=len(square))
-    return group.members.peers.sum_of(absolute), group.members.peers.sum_of(square)
+    return group.members.processes.sum_of(absolute), group.members.processes.sum_of(square)
 
 
 def spreads(group: Group) -> np.ndarray:
@@ -46,7 +46,7 @@ def untied(group: Group) -> Iterator[str]:
         )
         for name in group.members
     ]
-    total = group.members.peers.total(np.array(differing))
+    total = group.members.processes.total(np.array(differing))
     for name, count in zip(group.members, total, strict=True):
         if count:
             yield name
@@ -61,7 +61,7 @@ def worth_per_bit(group: Group) -> np.ndarray:
     for name in group.members:
         assignment = group.assignment(name)
         alive = assignment != group.smallest_center()
-        full = nonzero_bits(alive, group.members[name], group.members.peers)
+        full = nonzero_bits(alive, group.members[name], group.members.processes)
         bits = ops.flat(ops.like(full, assignment)).double().cpu().numpy()
         square = np.square(group.centers)[ops.flat(assignment).cpu().numpy()]
         rows.append(np.where(ops.flat(alive).cpu().numpy(), square / bits, np.inf))

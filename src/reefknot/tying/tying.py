@@ -16,7 +16,7 @@ from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.tying import kmeans, statistics
 from reefknot.tying.agreement import fingerprint, require_alike
-from reefknot.tying.collectives import Peers, is_divided, local, nonzeros, peers_of, reshard
+from reefknot.tying.collectives import Processes, is_dtensor, local, nonzeros, processes_of, reshard
 from reefknot.tying.group import Group
 from reefknot.tying.kmeans import Start
 from reefknot.tying.saved import saved_number
@@ -49,7 +49,7 @@ class Tying:
         scope: Scope = NETWORK,
         include: Sequence[str] | str = "*",
         exclude: Sequence[str] | str = (),
-        norms: Norms = "own",
+        norms: Norms = "separate",
         distance: Distance = "l2",
         zero_cluster: bool = True,
         most_clusters: int | None = None,
@@ -79,7 +79,7 @@ class Tying:
             for name, members in selection.groups.items()
         ]
         self.home = {p: (group, name) for group in self.groups for name, p in group.members.items()}
-        self.peers = peers_of((name, p) for p, (_, name) in self.home.items())
+        self.processes = processes_of((name, p) for p, (_, name) in self.home.items())
         self.changed: float | None = None  # the fraction of assignments changed by the last refit
         self.version = 0  # grows whenever clusters change, and with them the size of the file
         self._slots = _slots(self.model, self.home)
@@ -164,9 +164,9 @@ class Tying:
         """Where the tied weights are."""
         return str(local(next(iter(self.home))).device)
 
-    def everyone(self) -> Peers:
+    def everyone(self) -> Processes:
         """All processes that train this model, whether they hold parts or copies of it."""
-        return Peers((*self.copies, *self.peers.groups), self.device())
+        return Processes((*self.copies, *self.processes.groups), self.device())
 
     def density(self) -> float:
         """The non-zero fraction of the trainable parameters, as freezing now would leave it."""
@@ -195,7 +195,7 @@ class Tying:
             return group.centers
         return significant(group.centers, self.center_bits)
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Leave the weights as the file will have them; they must still be tied."""
         for group in self.groups:
             for name in statistics.untied(group):
@@ -226,7 +226,7 @@ class Tying:
 
     def check_alike(self, facts: Mapping[str, str]) -> None:
         """Check that all processes tie the same model in the same way, these facts included."""
-        groups = (*self.copies, *self.peers.groups)
+        groups = (*self.copies, *self.processes.groups)
         if not groups:
             return
         found = dict(facts)
@@ -337,7 +337,7 @@ def _slots(
     model: nn.Module, tied: Iterable[Tensor]
 ) -> list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]]:
     """Where modules hold these parameters, but for those that FSDP takes out and puts back."""
-    wanted = {parameter for parameter in tied if not is_divided(parameter)}
+    wanted = {parameter for parameter in tied if not is_dtensor(parameter)}
     return [
         (module._parameters, key, parameter)
         for module in model.modules()

@@ -304,7 +304,7 @@ def batch_normed():
 
 
 def test_batchnorm_for_inference_is_the_same_function_in_few_bytes_and_counts(tmp_path):
-    for norms, target in (("inference", 400), ("kept", 1_100)):
+    for norms, target in (("folded", 400), ("exact", 1_100)):
         model, optimizer, tie = started(batch_normed, target_bytes=target, norms=norms)
         go(model, optimizer, 200)
         model.eval()
@@ -319,7 +319,7 @@ def test_batchnorm_for_inference_is_the_same_function_in_few_bytes_and_counts(tm
         assert torch.equal(again(INPUTS), model(INPUTS))
         change = (model(INPUTS) - before).norm() / before.norm()
         assert change < 2**-7
-        if norms == "inference":
+        if norms == "folded":
             assert not norm.running_mean.any()
             assert torch.equal(norm.running_var, torch.full((60,), 1 - norm.eps))
             assert ((norm.weight.double() / scale - 1).abs() <= 2**-8).all()
@@ -330,7 +330,7 @@ def test_batchnorm_for_inference_is_the_same_function_in_few_bytes_and_counts(tm
 def test_dead_channels_of_a_batchnorm_for_inference_are_zero():
     torch.manual_seed(0)
     model = batch_normed()
-    settings = {"target_bytes": 300, "steps": 200, "norms": "inference"}
+    settings = {"target_bytes": 300, "steps": 200, "norms": "folded"}
     tie = SparseAPT(model, example_input=INPUTS[:1], **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tie.attach(optimizer)
@@ -499,3 +499,8 @@ def test_values_that_pay_stay_and_others_go():
     assert better_num_clusters(weights, 600, 4, 4000.0) == 4  # the three and zero
     assert better_num_clusters(weights, 600, 6, 4000.0) == 5  # one at a time
     assert better_num_clusters(weights, 600, 3, 4000.0) == 3  # a fourth would cost too many weights
+
+
+def test_a_word_that_was_renamed_is_told_by_its_new_one():
+    with pytest.raises(ConfigError, match="norms = 'own' is called 'separate' now"):
+        SparseAPT(nn.Linear(4, 4), norms="own")

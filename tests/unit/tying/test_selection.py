@@ -40,16 +40,16 @@ def test_norm_layers_share_a_codebook_whatever_the_scope():
     own = ["1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias", "4.weight", "4.bias"]
     own += ["5.weight", "5.bias", "6.weight"]
     others = ["0.weight", "4.inner.weight", "4.inner.bias"]
-    found = choose(model, norms="own")
+    found = choose(model, norms="separate")
     assert names(found) == {"network": others, "norms": own}
     assert found.dense == {"norms"}
-    assert names(choose(model, norms="own", scope="tensor")) == {n: [n] for n in others} | {
+    assert names(choose(model, norms="separate", scope="tensor")) == {n: [n] for n in others} | {
         "norms": own
     }
-    found = choose(model, norms="own", scope={"a": "4.*"})
+    found = choose(model, norms="separate", scope={"a": "4.*"})
     assert names(found) == {"a": others[1:], "norms": own[6:8]}
     assert found.skipped["1.weight"] == "in no group of the scope"
-    found = choose(model, norms="kept")
+    found = choose(model, norms="exact")
     assert names(found) == {"network": others}
     assert found.skipped == dict.fromkeys(own, "of a norm layer, which are kept")
     found = choose(model, norms="tied")
@@ -59,14 +59,14 @@ def test_norm_layers_share_a_codebook_whatever_the_scope():
 
 def test_a_group_of_weights_that_is_called_norms_is_refused():
     with pytest.raises(ConfigError, match=r"'0.weight' is in a group 'norms'"):
-        choose(net(), scope={"norms": "*"}, norms="own")
-    assert choose(net(), scope={"norms": "1.*"}, norms="own").dense == {"norms"}
+        choose(net(), scope={"norms": "*"}, norms="separate")
+    assert choose(net(), scope={"norms": "1.*"}, norms="separate").dense == {"norms"}
     assert not choose(net(), scope={"norms": "*"}, norms="tied").dense
 
 
 def test_norms_of_two_types_have_two_codebooks():
     model = nn.Sequential(nn.LayerNorm(2), nn.LayerNorm(2).double())
-    assert choose(model, norms="own").dense == {"norms (float32)", "norms (float64)"}
+    assert choose(model, norms="separate").dense == {"norms (float32)", "norms (float64)"}
 
 
 def test_patterns_leave_out_and_say_so():
