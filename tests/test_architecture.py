@@ -439,3 +439,23 @@ def test_all_that_is_right_of_the_waist_loads_without_torch() -> None:
     loaded = loaded_by(statement)
     assert {"numpy", "numba"} <= loaded
     assert "torch" not in loaded
+
+
+# -- and nothing grows too large ------------------------------------------------------------
+
+MOST_METHODS, MOST_LINES = 25, 60  # of a class, of a function
+
+
+def test_no_class_and_no_function_is_too_long_to_be_read() -> None:
+    found = []
+    for path in modules_of(SOURCE).values():
+        kernels = (SOURCE / "codec" / "kernels") in path.parents  # loops that are one by nature
+        for node in ast.walk(_tree(path.read_text())):
+            place = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(part, ast.FunctionDef) for part in node.body)
+                found += [f"{place}: {methods} methods"] if methods > MOST_METHODS else []
+            elif isinstance(node, ast.FunctionDef) and not kernels:
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                found += [f"{place}: {lines} lines"] if lines > MOST_LINES else []
+    assert not found, "\n".join(found)

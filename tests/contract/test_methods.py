@@ -200,9 +200,9 @@ def test_how_norm_layers_are_tied_is_a_setting_as_any_other(name, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(text + "\n".join([*lines, 'norms = "exact"']))
     assert read_config(config).settings["norms"] == "exact"
-    config.write_text(text + "\n".join([*lines, 'norms = "folded"']))
+    config.write_text(text + "\n".join([*lines, 'norms = "loose"']))
     with pytest.raises(
-        ConfigError, match="norms must be one of own, tied, kept, inference, found 'folded'"
+        ConfigError, match="norms must be one of separate, tied, exact, folded, found 'loose'"
     ):
         read_config(config)
 

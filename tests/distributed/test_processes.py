@@ -23,7 +23,7 @@ WORLD = 4
 
 
 @pytest.fixture(scope="module")
-def broadcast_from_rank0(tmp_path_factory):
+def told(tmp_path_factory):
     """What each process says to each job, and the folder with what they wrote."""
     return done(sorted(process_jobs.JOBS), tmp_path_factory.mktemp("processes"))
 
@@ -124,7 +124,7 @@ def test_copies_steer_alike_although_their_statistics_differ(told):
         ("wrapped_late", "the model has another parameter '0.weight' than when it was tied"),
         ("not_finite", "weights of '3.weight' are not finite"),
         ("unreachable", "target_bytes is 10, but with all tied weights at zero"),
-        ("whole_tensors_only", "DeepCompression needs whole tensors, and '0.weight' is sharded"),
+        ("whole_tensors_only", "'0.weight' is sharded, and this method needs whole tensors"),
         ("medians", 'distance = "l1" needs all weights of a cluster in one process'),
     ],
 )

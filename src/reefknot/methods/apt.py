@@ -15,7 +15,6 @@ it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
-from reefknot.errors import TyingError
 from reefknot.kernels.kmeans1d import Distance
 from reefknot.methods.method import Stats, TyingMethod, WithoutZeroCluster
 from reefknot.methods.settings import are_clusters, is_choice, is_count, is_number, setting
@@ -61,21 +60,10 @@ def _frozen(tying: Tying, hard_tying: HardTying, refit_every: int) -> Frozen:
     return Frozen(tying, prepare=tying.refit if refit_every else None)
 
 
-def _refuse_shards(tying: Tying, distance: Distance) -> Tying:
-    """Medians need all weights of a cluster in one process."""
-    if tying.processes.is_distributed and distance == "l1":
-        raise TyingError(
-            'distance = "l1" needs all weights of a cluster in one process, and they are '
-            'sharded; use "l2", or DistributedDataParallel'
-        )
-    return tying
-
-
 class APT(WithoutZeroCluster):
     """Plain APT: the k-means prior alone, no zero cluster."""
 
     name: ClassVar[str] = "apt"
-    works_on_shards: ClassVar[bool] = True
 
     hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
     tying_strength: float = setting(
@@ -92,7 +80,7 @@ class APT(WithoutZeroCluster):
 
     def make_tying(self, **options: Any) -> Tying:
         """The tying of the model, by the settings."""
-        return _refuse_shards(super().make_tying(distance=self.distance, **options), self.distance)
+        return super().make_tying(distance=self.distance, shards=True, **options)
 
     def phases_of(self, tying: Tying) -> Sequence[Phase]:
         """Soft tying until `harden()`, then hard tying."""
@@ -113,12 +101,15 @@ class RandomTying(WithoutZeroCluster):
     """
 
     name: ClassVar[str] = "random_tying"
-    works_on_shards: ClassVar[bool] = True
 
     hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
     tying_strength: float = setting(
         default=TYING, doc="weight of the pull to the own center", check=is_number(), kw_only=False
     )
+
+    def make_tying(self, **options: Any) -> Tying:
+        """The tying of the model, by the settings."""
+        return super().make_tying(shards=True, **options)
 
     def phases_of(self, tying: Tying) -> Sequence[Phase]:
         """Soft tying to the first clusters until `harden()`, then hard tying."""
@@ -135,7 +126,6 @@ class SparseAPT(TyingMethod):
     """
 
     name: ClassVar[str] = "sparse_apt"
-    works_on_shards: ClassVar[bool] = True
 
     hard_tying: HardTying = setting(default="shared", doc=_HARD_TYING_DOC, check=_is_hard_tying)
     num_clusters: NumClusters | Literal["auto"] | None = setting(  # type: ignore[assignment]
@@ -209,14 +199,14 @@ class SparseAPT(TyingMethod):
             given = FIRST_CLUSTERS if has_budget else NUM_CLUSTERS
             if has_budget:
                 most = MOST_VALUES if self.begin == TIED else MOST_CLUSTERS
-        tying = super().make_tying(
+        return super().make_tying(
             num_clusters=given,
             most_clusters=most,
             distance=self.distance,
+            shards=True,
             center_bits=_CENTER_BITS if has_budget else None,
             **options,
         )
-        return _refuse_shards(tying, self.distance)
 
     def phases_of(self, tying: Tying) -> Sequence[Phase]:
         """Those of the budget; without one, the paper's two."""
@@ -241,7 +231,7 @@ class SparseAPT(TyingMethod):
 
     def _the_target(self, tying: Tying) -> Target | None:
         if self.target_bytes is not None:
-            return Target(self.target_bytes, self.file_bytes)
+            return Target(self.target_bytes, self._file_bytes)
         if self.target_density is not None:
             return Target(self.target_density, tying.density, is_density=True)
         return None

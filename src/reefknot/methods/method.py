@@ -324,9 +324,6 @@ _RENAMED_NORMS = {"own": "separate", "kept": "exact", "inference": "folded"}
 class TyingMethod(Method):
     """A method whose weights end in groups that share a codebook each."""
 
-    works_on_shards: ClassVar[bool] = False  # of tensors that no process has as a whole
-    has_zero_cluster: ClassVar[bool] = True
-
     num_clusters: NumClusters = setting(
         default=17,
         doc="K, zero included, or a table from group names to K",
@@ -361,23 +358,10 @@ class TyingMethod(Method):
     def make_tying(self, **options: Any) -> Tying:
         """The tying of the model, by the settings; a method may give other options."""
         given = {"num_clusters": self.num_clusters, "exclude": self.exclude} | options
-        return Tying(
-            self.model,
-            scope=self.scope,
-            include=self.include,
-            norms=self.norms,
-            zero_cluster=self.has_zero_cluster,
-            **given,
-        )
+        return Tying(self.model, scope=self.scope, include=self.include, norms=self.norms, **given)
 
     def _all_phases(self) -> Sequence[Phase]:
         self.tying = self.make_tying()
-        if self.tying.processes.is_distributed and not self.works_on_shards:
-            first = next(iter(self.tying.groups[0].members))
-            raise TyingError(
-                f"{type(self).__name__} needs whole tensors, and {first!r} "
-                "is sharded; train it with DistributedDataParallel, or take SparseAPT or APT"
-            )
         self.skipped = self.tying.skipped
         if self.skipped:
             log.warning("not tied: %s", "; ".join(by_reason(self.skipped)))
@@ -445,7 +429,7 @@ class TyingMethod(Method):
         for name, value in replaced.items():
             entries[name].copy_(value)
 
-    def file_bytes(self) -> int:
+    def _file_bytes(self) -> int:
         """The size of a file with the current clusters, the same in all processes.
 
         One process measures it: buffers, such as statistics of BatchNorm, may differ in the
@@ -501,11 +485,13 @@ class TyingMethod(Method):
 class WithoutZeroCluster(TyingMethod):
     """A tying method that makes no weight zero."""
 
-    has_zero_cluster: ClassVar[bool] = False
-
     num_clusters: NumClusters = setting(
         default=16,
         doc="K, or a table from group names to K",
         check=are_clusters(least=1),
         kw_only=False,
     )
+
+    def make_tying(self, **options: Any) -> Tying:
+        """The tying of the model, by the settings, with no zero cluster."""
+        return super().make_tying(zero_cluster=False, **options)

@@ -38,7 +38,8 @@ class Tying:
     """A model's weights in groups with a codebook each.
 
     A group may have no clusters at first. `most_clusters` is the largest K of a group whose K may
-    change. `center_bits` is the number of significant bits of a center in the file (None: all).
+    change. With `shards` tensors may be sharded over several processes. `center_bits` is the number
+    of significant bits of a center in the file (None: all).
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Tying:
         norms: Norms = "separate",
         distance: Distance = "l2",
         zero_cluster: bool = True,
+        shards: bool = False,
         most_clusters: int | None = None,
         center_bits: int | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class Tying:
         ]
         self.home = {p: (group, name) for group in self.groups for name, p in group.members.items()}
         self.processes = processes_of((name, p) for p, (_, name) in self.home.items())
+        _check_shards(self, shards, distance)
         self.changed: float | None = None  # the fraction of assignments changed by the last refit
         self.version = 0  # grows whenever clusters change, and with them the size of the file
         self._slots = _slots(self.model, self.home)
@@ -288,6 +291,20 @@ def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:
     """The entries of one group in a saved state, without the group's prefix."""
     prefix = f"{group.name}/"
     return {k.removeprefix(prefix): v for k, v in state.items() if str(k).startswith(prefix)}
+
+
+def _check_shards(tying: Tying, shards: bool, distance: Distance) -> None:
+    if tying.processes.is_distributed and not shards:
+        first = next(iter(tying.groups[0].members))
+        raise TyingError(
+            f"{first!r} is sharded, and this method needs whole tensors; train it with "
+            "DistributedDataParallel, or take SparseAPT or APT"
+        )
+    if tying.processes.is_distributed and distance == "l1":
+        raise TyingError(
+            'distance = "l1" needs all weights of a cluster in one process, and they are '
+            'sharded; use "l2", or DistributedDataParallel'
+        )
 
 
 def _alive(group: Group) -> np.ndarray:

@@ -414,7 +414,7 @@ def test_a_tied_network_has_its_size_in_the_end_and_its_zeros_stay(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     zeros = values(model) == 0
     tie = SparseAPT(model, target_bytes=150, steps=200, begin="commit").attach(optimizer)
-    assert tie.file_bytes() > 150
+    assert tie._file_bytes() > 150
     go(model, optimizer, 200)
     assert 120 < save(tie.finish(), tmp_path / "x.reef") <= 150
     assert (values(model)[zeros] == 0).all()
@@ -483,13 +483,15 @@ def test_a_trimmed_network_loses_what_is_worth_least():
     model = nn.ParameterDict({"w": nn.Parameter(weights)})
     tie = sized(model, 10_000, num_clusters=3)
     tie.phases[0].controller.pruning.prune()
-    size = tie.file_bytes()
-    pruning = Pruning(tie.tying.groups, Target(size - 1, tie.file_bytes), choose_num_clusters=False)
+    size = tie._file_bytes()
+    pruning = Pruning(
+        tie.tying.groups, Target(size - 1, tie._file_bytes), choose_num_clusters=False
+    )
     pruning.trim()
     clusters = tie.tying.groups[0].assignments["w"]
     assert clusters[7, 9] == tie.tying.groups[0].zero_cluster
     assert (clusters[:, 0] != tie.tying.groups[0].zero_cluster).all()
-    assert tie.file_bytes() < size
+    assert tie._file_bytes() < size
 
 
 def test_values_that_pay_stay_and_others_go():

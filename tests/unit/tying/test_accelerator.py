@@ -74,7 +74,7 @@ def test_every_phase_of_a_budget_brings_sums_to_the_host_and_nothing_else():
     torch.manual_seed(0)
     model, steps = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 5)), 180
     usual = {
-        "sparsify": [[SUMS], [COUNTS * TENSORS, SUMS]],
+        "sparsify": [[], [SUMS], [COUNTS * TENSORS, SUMS]],  # means every eighth step
         "recover": [[SUMS], [COUNTS * TENSORS, SUMS]],
         "commit": [[COUNTS, SUMS, COUNTS * TENSORS]],  # the last is the look
         "frozen": [[EXTENTS, SUMS, SUMS], [COUNTS * TENSORS, EXTENTS, SUMS, SUMS]],
