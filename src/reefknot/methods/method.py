@@ -173,6 +173,8 @@ class Method(ABC):
 
     def advance(self) -> None:
         """Enter the next phase; the hooks call this when one is over unless `advances` is off."""
+        if self.phase.is_last:
+            raise TyingError(f"{self.phase.name} is the last phase; call finish() to end it")
         self._go_to(self._current + 1)
 
     def harden(self) -> None:
@@ -193,7 +195,8 @@ class Method(ABC):
     def _begin(self) -> None:
         """Enter the first phase, unless that is done."""
         if not self._has_begun:
-            self.phase.enter()
+            with torch.no_grad():
+                self.phase.enter()
             self._has_begun = True
 
     def _go_to(self, number: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reefknot.phases.controller import PriceController
 from reefknot.phases.hooks import Step
-from reefknot.phases.phase import Phase
+from reefknot.phases.phase import Phase, require_begun
 from reefknot.tying.latent import LatentWeights
 from reefknot.tying.tying import Saved, Tying, saved_of
 
@@ -86,6 +86,10 @@ class Commit(Phase):
         if self.step % self.refit_every == 0:
             for latent in self.latent:
                 latent.renew_place_bits()
+
+    def leave(self) -> None:
+        """Refuse to end what has not begun."""
+        require_begun(self.tying)
 
     def fixed_zeros(self) -> dict[str, Tensor]:
         """The elements without a latent weight."""

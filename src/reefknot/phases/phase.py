@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from reefknot.errors import TyingError
 from reefknot.phases.hooks import Step
 from reefknot.tying.saved import saved_count
 from reefknot.tying.tying import Saved, Tying
@@ -95,6 +96,15 @@ class Phase:
     def stats(self) -> dict[str, Any]:
         """Entries for the log that only this phase has."""
         return {}
+
+
+def require_begun(tying: Tying) -> None:
+    """Refuse to end a phase that would have given the weights their clusters."""
+    if not tying.has_clusters:
+        raise TyingError(
+            "harden() ends a training that has not begun; call attach(optimizer) first, or tie "
+            "without training by reefknot.cluster(...)"
+        )
 
 
 def lr_factor(phases: Sequence[Phase], step: int) -> float:

@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from reefknot.errors import TyingError
 from reefknot.phases.controller import SparsityController
 from reefknot.phases.hooks import Step
-from reefknot.phases.phase import Phase
+from reefknot.phases.phase import Phase, require_begun
 from reefknot.tying import ops
 from reefknot.tying.gradients import add_pull_
 from reefknot.tying.kmeans import Start
@@ -93,11 +92,7 @@ class Sparsify(Phase):
 
     def leave(self) -> None:
         """Refuse to end what has not begun."""
-        if not self.tying.has_clusters:
-            raise TyingError(
-                "harden() ends a training that has not begun; call attach(optimizer) first, or tie "
-                "without training by reefknot.cluster(...)"
-            )
+        require_begun(self.tying)
 
     def state_dict(self) -> Saved:
         """The step, the L1 strength, and the controller's state."""

@@ -345,6 +345,19 @@ def test_a_parameter_that_is_replaced_after_attaching_is_found_out_by_the_next_s
         optimizer.step()
 
 
-def test_hardening_before_attaching_is_refused():
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_clusters": 4}, {"target_bytes": 400, "steps": 20, "begin": "commit"}],
+    ids=["paper", "begins tied"],
+)
+def test_hardening_before_attaching_is_refused(settings):
     with pytest.raises(TyingError, match=r"harden\(\) ends a training that has not begun; call"):
-        SparseAPT(net(), 4).harden()
+        SparseAPT(net(), **settings).harden()
+
+
+def test_there_is_nothing_after_the_last_phase():
+    model = net()
+    tie = SparseAPT(model, 4).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    tie.harden()
+    with pytest.raises(TyingError, match="frozen is the last phase"):
+        tie.advance()
