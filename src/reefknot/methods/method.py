@@ -469,7 +469,7 @@ class TyingMethod(Method):
             "centers": {group.name: group.centers.tolist() for group in started},
             "counts": {group.name: group.counts.tolist() for group in started},
             "spreads": {group.name: spreads(group).tolist() for group in started},
-            "kmeans_penalty": self.tying.kmeans_penalty(),
+            "kmeans_penalty": self.tying.kmeans_penalty() if self.tying.has_clusters else None,
             "changed": self.tying.changed,
         }
 

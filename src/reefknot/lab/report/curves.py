@@ -174,7 +174,7 @@ def _curve(metrics: Metrics, quantity: Quantity, level: Level | None) -> Figure 
         value = number(line.get(key))
         points.append((line["step"], None if value is None else factor * value))
     values = [value for _, value in points if value is not None]
-    if not values:
+    if not any(values):  # such as the penalty of a method that has none
         return None
     # Exact zeros (the penalty once weights are tied) have no place on a log scale; the rest may.
     positive = [value for value in values if value > 0]
