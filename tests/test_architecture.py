@@ -1,4 +1,4 @@
-"""The directions of DESIGN.md, read from the imports; a broken rule is named with its line."""
+"""The rules of docs/architecture.md, read from the code; a broken one is named with its line."""
 
 import ast
 import functools
@@ -206,7 +206,7 @@ def imports_of(module: str, path: Path, root: Path, known: dict[str, Path]) -> I
 
 
 def violations(root: Path) -> list[str]:
-    """Every line below `root` that breaks a rule of DESIGN.md, as "file:line: the rule"."""
+    """Every line below `root` that breaks a rule of the design, as "file:line: the rule"."""
     known = modules_of(root)
     every = [i for module, path in known.items() for i in imports_of(module, path, root, known)]
     found = [f"{i.place}: {rule}" for i in every for rule in _broken_by(i)]
@@ -262,17 +262,17 @@ def _phases_named(known: dict[str, Path], root: Path) -> Iterator[str]:
 
 def _methods_named(known: dict[str, Path], root: Path) -> Iterator[str]:
     """Code that must work with any method, and names one."""
-    names = METHODS.keys() | {method.__name__ for method in METHODS.values()}
+    classes = {method.__name__ for method in METHODS.values()}
     for module, path in known.items():
         if component(module) not in WITHOUT_A_METHOD:
             continue
         for node in ast.walk(_tree(path.read_text())):
-            said = {
-                ast.Name: getattr(node, "id", None),
-                ast.Attribute: getattr(node, "attr", None),
-                ast.Constant: getattr(node, "value", None),
-                ast.alias: getattr(node, "name", None),
-            }.get(type(node))
+            said, names = {
+                ast.Name: (getattr(node, "id", None), classes),
+                ast.Attribute: (getattr(node, "attr", None), classes),
+                ast.Constant: (getattr(node, "value", None), METHODS.keys()),
+                ast.alias: (getattr(node, "name", None), classes),
+            }.get(type(node), (None, ()))
             if isinstance(said, str) and said in names:
                 line = node.lineno  # type: ignore[attr-defined]
                 yield f"{path.relative_to(root)}:{line}: {module} names the method {said!r}"

@@ -29,7 +29,7 @@ from reefknot.lab.runs.config import read_config
 from reefknot.lab.runs.parts import build
 from reefknot.lab.runs.run import InterruptedRunError, run
 
-# What DESIGN.md promises of a record and of a row of the metrics.
+# What docs/runs.md promises of a record and of a row of the metrics.
 RECORD_KEYS = {
     "network",
     "data",

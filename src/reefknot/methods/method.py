@@ -295,7 +295,8 @@ class Method(ABC):
         """Check and restore the entries of `state_dict`."""
         self.step = saved_count(state, "step")
         self._current = saved_count(state, "phase", most=len(self.phases) - 1)
-        self._has_begun = bool(saved_count(state, "entered", most=1))
+        least = int(self._current > 0)  # later phases are entered as soon as they are reached
+        self._has_begun = bool(saved_count(state, "entered", least=least, most=1))
         self.phase.load_state_dict(state)
         _activate(self.phase, self.phases)
 
@@ -455,8 +456,9 @@ class TyingMethod(Method):
         return super().state_dict() | self.tying.state_dict()
 
     def _load(self, state: Mapping[str, Tensor | int | float]) -> None:
-        number = saved_count(state, "phase", most=len(self.phases) - 1)
-        self.tying.load_state_dict(state, has_zeros=number > 0)
+        phase = self.phases[saved_count(state, "phase", most=len(self.phases) - 1)]
+        has_begun = bool(saved_count(state, "entered", most=1))
+        self.tying.load_state_dict(state, has_zeros=phase.has_zeros and has_begun)
         super()._load(state)
 
     def stats(self) -> Stats:

@@ -30,6 +30,7 @@ class Commit(Phase):
     """Straight-through training on tied values, at a price for each bit of the file."""
 
     name: ClassVar[str] = "commit"
+    has_zeros: ClassVar[bool] = True
     is_tied: ClassVar[bool] = True
 
     def __init__(
@@ -68,7 +69,7 @@ class Commit(Phase):
     def before_step(self, step: Step) -> None:
         """Put the latent weights into the model, and add their pull to the centers."""
         gradients = {group.name: grads for group, grads in step.gradients(self.tying)}
-        strength = self.first_tying * (self.last_tying / self.first_tying) ** self.ramp
+        strength = self.between(self.first_tying, self.last_tying, _RAMP)
         for latent in self.latent:
             latent.put(gradients.get(latent.group.name, {}), strength * step.grad_scale)
 

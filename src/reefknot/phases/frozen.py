@@ -26,12 +26,15 @@ from reefknot.tying.tying import Tying
 class Frozen(Phase):
     """Hard tying.
 
-    `prepare` gives the weights their last clusters. `trim` makes the network fit its size: on
+    `prepare` gives the weights their last clusters: `tying.refit` by one more k-means from those
+    they have, `tying.cluster` to weights that have none (only exact zeros become the zero cluster);
+    None leaves them as they are. `trim` makes the network fit its size: on
     entering, and again before the file is written. All weights of a cluster get the mean or the sum
     of their gradients; with `shared=None`, each keeps its own.
     """
 
     name: ClassVar[str] = "frozen"
+    has_zeros: ClassVar[bool] = True
     is_tied: ClassVar[bool] = True
     is_last: ClassVar[bool] = True
     lr_factor: ClassVar[float] = 0.1

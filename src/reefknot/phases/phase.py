@@ -19,9 +19,17 @@ from reefknot.tying.tying import Saved, Tying
 
 
 class Phase:
-    """One part of training. `steps` is None if only `harden()` ends it."""
+    """One part of training. `steps` is None if only `harden()`, which goes to the last one, ends it.
+
+    `enter`, `before_step`, `after_step` and `leave` run without gradients. Gradients may be scaled:
+    what is added to them is multiplied by `step.grad_scale`. With several optimizers `after_step`
+    is called for each; what happens once a round waits for `step.ends_round`. A phase that fixes
+    zeros puts them back after each step (`Tying.hold_zeros`) and says `has_zeros`. One that
+    changes clusters other than by the methods of `Tying` adds to `tying.version`.
+    """
 
     name: ClassVar[str]  # for people
+    has_zeros: ClassVar[bool] = False  # groups that may have a zero cluster have one
     is_tied: ClassVar[bool] = False  # the model runs on the values that a file would have
     is_last: ClassVar[bool] = False  # clusters are final
     lr_factor: ClassVar[float] = 1.0  # on the learning rate at the start of the phase
@@ -38,8 +46,12 @@ class Phase:
 
     @property
     def done(self) -> float:
-        """The fraction of the phase that is done; 0 if it is open-ended."""
+        """The fraction of the phase that is done, below 1 before its last step; 0 if open-ended."""
         return min(1.0, self.step / self.steps) if self.steps else 0.0
+
+    def between(self, first: float, last: float, share: float = 1.0) -> float:
+        """A strength that grows geometrically from first to last over a share of the phase."""
+        return first * (last / first) ** min(1.0, self.done / share)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The phase's own parameters, in groups for the optimizer."""

@@ -21,6 +21,7 @@ class Recover(Phase):
     """Soft tying without L1: the tying strength grows by the same factor at each step."""
 
     name: ClassVar[str] = "recover"
+    has_zeros: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Recover(Phase):
 
     def before_step(self, step: Step) -> None:
         """Add the pull to the centers."""
-        strength = self.first_tying * (self.last_tying / self.first_tying) ** self.done
+        strength = self.between(self.first_tying, self.last_tying)
         for group, grads in step.gradients(self.tying):
             add_pull_(group, grads, strength * step.grad_scale, 0.0)
 

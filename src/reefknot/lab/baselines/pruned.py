@@ -65,6 +65,10 @@ class Pruned(Phase):
         self.pruned[name] = ops.like(self.pruned[name], parameter)
         return self.pruned[name]
 
+    def fixed_zeros(self) -> dict[str, Tensor]:
+        """What is pruned."""
+        return dict(self.pruned)
+
     def state_dict(self) -> Saved:
         """The step, and the pruning masks."""
         masks = {f"{_PREFIX}{name}": mask.clone() for name, mask in self.pruned.items()}
