@@ -19,7 +19,7 @@ from reefknot.tying.tying import Saved, Tying
 
 
 class Phase:
-    """One part of training. `steps` is None if only `harden()`, which goes to the last one, ends it.
+    """One part of training. `steps` is None if only `harden()`, which goes to the last, ends it.
 
     `enter`, `before_step`, `after_step` and `leave` run without gradients. Gradients may be scaled:
     what is added to them is multiplied by `step.grad_scale`. With several optimizers `after_step`
