@@ -16,7 +16,7 @@ from reefknot.packing.feedback import compensating
 from reefknot.packing.inputs import pink_noise
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import Sensitivity, change_of_outputs
-from reefknot.packing.suspended import Network
+from reefknot.packing.suspended import Network, call
 
 
 def seeded(seed=0):
@@ -377,6 +377,19 @@ def test_mistakes_are_one_sentence(tmp_path, options, sentence):
 def test_a_model_that_fails_on_its_inputs_is_named_as_the_cause(tmp_path):
     with pytest.raises(UserCodeError, match="failed on the inputs"):
         reefknot.pack(images_net()[0], tmp_path / "m.reef", bits=2, inputs=[torch.zeros(2, 2)])
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"x": x}])
+def test_a_model_that_changes_its_inputs_in_place_gets_the_same_ones_each_time(wrap):
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    x = torch.randn(4, 3, generator=seeded())
+    before = x.clone()
+    for _ in range(2):
+        assert torch.equal(call(Doubling(), wrap(x)), 2 * before)
+    assert torch.equal(x, before)
 
 
 def test_a_state_dict_has_no_inputs(tmp_path):

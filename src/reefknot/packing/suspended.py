@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from reefknot.errors import UserCodeError
 from reefknot.packing.calibration import Site, Watch, sampled
@@ -261,7 +261,11 @@ def no_autocast() -> torch.autocast:
 
 @torch.no_grad()
 def call(model: nn.Module, batch: Any) -> Any:
-    """A model's output for a batch: a tensor, a tuple of arguments, or arguments by name."""
+    """A model's output for a batch: a tensor, a tuple of arguments, or arguments by name.
+
+    The model gets copies of the tensors: it may change its inputs in place.
+    """
+    batch = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
     try:
         with no_autocast():
             if isinstance(batch, dict):
