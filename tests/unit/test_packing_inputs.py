@@ -392,6 +392,29 @@ def test_a_model_that_changes_its_inputs_in_place_gets_the_same_ones_each_time(w
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        (lambda y: y.argmax(-1), "torch.int64"),
+        (lambda y: (y > 0, None), "NoneType, torch.bool"),
+        (lambda y: torch.complex(y, y), "torch.complex64"),
+        (lambda y: float(y.sum()), "float"),
+        (lambda y: {}, "nothing"),
+    ],
+)
+@pytest.mark.parametrize("given", ["inputs", "example_input"])
+def test_a_model_that_returns_no_floats_is_refused_in_one_sentence(tmp_path, last, found, given):
+    class Decided(nn.Linear):
+        def forward(self, x):
+            return last(super().forward(x))
+
+    x = torch.randn(32, 20, generator=seeded())
+    options = {"bits": 4, given: [x] if given == "inputs" else x}
+    with pytest.raises(UserCodeError, match=f"returns {found}: let it return .* such as logits"):
+        reefknot.pack(Decided(20, 30), tmp_path / "m.reef", **options)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_state_dict_has_no_inputs(tmp_path):
     model, batches = images_net()
     with pytest.raises(ConfigError, match="need the model"):

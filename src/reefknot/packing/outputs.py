@@ -144,6 +144,14 @@ def _normalizing_by_batch(model: nn.Module) -> Iterator[None]:
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """The float tensors in what a model gives, in double precision."""
-    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    return [leaf.double() for leaf in leaves if leaf.is_floating_point()]
+    """The float tensors in what a model gives, in double precision; there has to be one."""
+    leaves = tree_leaves(output)
+    found = [v.double() for v in leaves if isinstance(v, Tensor) and v.is_floating_point()]
+    if not found:
+        kinds = {str(v.dtype) if isinstance(v, Tensor) else type(v).__name__ for v in leaves}
+        raise UserCodeError(
+            "a model that is packed with inputs returns at least one tensor of floats, to measure "
+            f"what packing changes; this one returns {', '.join(sorted(kinds)) or 'nothing'}: let "
+            "it return what that is computed from, such as logits, or pack without inputs"
+        )
+    return found
