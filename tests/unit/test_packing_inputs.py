@@ -449,6 +449,32 @@ def test_a_weight_that_is_stored_turned_is_packed_as_if_it_were_not():
     assert not torch.equal(results[0].weight, turned.weight)
 
 
+class Autoencoder(nn.Module):
+    """The decoder is the encoder transposed."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.code, self.inner = nn.Linear(20, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return F.linear(self.inner(self.code(x)).relu(), self.code.weight.t())
+
+
+@pytest.mark.parametrize("width", [40, 20])
+def test_a_weight_that_is_also_used_transposed_is_packed_by_its_own_values(width):
+    torch.manual_seed(0)
+    # Inputs that vary in one direction alone would let errors in all others grow.
+    line = torch.randn(64, 1, generator=seeded()) @ torch.randn(1, 20, generator=seeded(1))
+    model = Autoencoder(width).eval()
+    packed, changes = Packer(model, [(line,), (line + 1,)], Settings(min_size=16)).at(1e-6)
+    assert list(changes) == ["code.weight", "inner.weight"]
+    assert changes["code.weight"].done.endswith("without its inputs")
+    assert "inputs" not in changes["inner.weight"].done
+    assert 0 < changes["code.weight"].relative_error < 0.1
+    change = change_of_outputs(model, packed, [line])
+    assert change.relative_error < 0.1
+
+
 class Beside(nn.Module):
     """A layer whose outputs are a small part of what goes on."""
 
