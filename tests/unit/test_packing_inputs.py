@@ -415,6 +415,44 @@ def test_a_model_that_returns_no_floats_is_refused_in_one_sentence(tmp_path, las
     assert not list(tmp_path.iterdir())
 
 
+class Scaled(nn.Linear):
+    """A layer with a factor: one for all inputs, or one for each feature."""
+
+    def forward(self, x, factor):
+        return super().forward(x * factor)
+
+
+class Bags(nn.Module):
+    """Sums of rows of a table: which ones, and where each sum begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.out = nn.EmbeddingBag(50, 20), nn.Linear(20, 30)
+
+    def forward(self, ids, offsets):
+        return self.out(self.bag(ids, offsets))
+
+
+X = torch.randn(64, 20, generator=seeded())
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "measured"),
+    [
+        (Scaled, (X, torch.rand(20, generator=seeded(1))), 64),
+        (Scaled, (X, torch.tensor(2.0)), 4),  # one in sixteen is held back
+        (Bags, (torch.arange(300) % 50, torch.arange(0, 300, 5)), 60),
+    ],
+)
+def test_a_single_batch_is_cut_only_where_all_its_tensors_are_equally_long(
+    tmp_path, kind, batch, measured
+):
+    torch.manual_seed(0)
+    model = Bags() if kind is Bags else kind(20, 30)
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=8, inputs=[batch])
+    assert packed.outputs.num_inputs == measured
+
+
 def test_a_state_dict_has_no_inputs(tmp_path):
     model, batches = images_net()
     with pytest.raises(ConfigError, match="need the model"):

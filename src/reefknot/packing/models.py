@@ -353,17 +353,25 @@ def _plain(value: Any) -> Any:
 
 
 def _split(batches: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Batches to pack with, and those that are held back; a single batch is cut in two."""
+    """Batches to pack with, and those that are held back; a single batch is cut in two.
+
+    One that holds a single example, as far as its tensors tell, is used for both.
+    """
     if len(batches) > 1:
         held = -(-len(batches) // HELD_BACK)
         return batches[:-held], batches[-held:]
-    lengths = [len(v) for v in tree_leaves(batches) if isinstance(v, Tensor) and v.dim()]
-    rows = min(lengths, default=0)
+    rows = _rows_of(batches)
     cut = rows - -(-rows // HELD_BACK)
     if cut < 1:
         return batches, batches
 
     def part(which: slice) -> Any:
-        return tree_map(lambda v: v[which] if isinstance(v, Tensor) else v, batches)
+        return tree_map(lambda v: v[which] if isinstance(v, Tensor) and v.dim() else v, batches)
 
     return part(slice(0, cut)), part(slice(cut, rows))
+
+
+def _rows_of(batch: Any) -> int:
+    """How many examples a batch holds; 1 if its tensors differ in length: which axis is unknown."""
+    lengths = {len(v) for v in tree_leaves(batch) if isinstance(v, Tensor) and v.dim()}
+    return lengths.pop() if len(lengths) == 1 else 1
