@@ -453,6 +453,42 @@ def test_a_single_batch_is_cut_only_where_all_its_tensors_are_equally_long(
     assert packed.outputs.num_inputs == measured
 
 
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        (nn.Linear, [X[:1]]),
+        (nn.Linear, [X] * 8),
+        (nn.Linear, [X[:40], X[20:], X.flip(0)]),
+        (Scaled, [(X, torch.ones(1, 20))]),
+        (Scaled, [(X, torch.tensor(2.0)), (X, torch.tensor(2.0))]),
+    ],
+)
+def test_outputs_on_inputs_that_were_fitted_are_not_said_to_be_held_back(tmp_path, kind, inputs):
+    torch.manual_seed(0)
+    packed = reefknot.pack(kind(20, 30), tmp_path / "m.reef", bits=8, inputs=inputs)
+    assert packed.outputs.seen and "fitted inputs" in str(packed.outputs)
+    (sentence,) = packed.warnings
+    assert "packed for" in sentence and "some hundred different inputs" in sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "warned"),
+    [
+        (nn.Linear, [X[:32], X[32:]], False),
+        (nn.Linear, [X], False),
+        (nn.Linear, X[:9].split(1), False),
+        (nn.Linear, X[:8].split(1), True),
+        (Scaled, [(X, torch.tensor(2.0)), (X, torch.tensor(3.0))], False),
+        (Scaled, [(X, torch.ones(1, 20)), (X, torch.full((1, 20), 2.0))], False),
+    ],
+)
+def test_few_inputs_are_warned_of_where_some_are_held_back(tmp_path, kind, inputs, warned):
+    torch.manual_seed(0)
+    packed = reefknot.pack(kind(20, 30), tmp_path / "m.reef", bits=8, inputs=inputs)
+    assert packed.outputs.few == warned and "held-back inputs" in str(packed.outputs)
+    assert ["may be worse than none" in sentence for sentence in packed.warnings] == [True] * warned
+
+
 def test_a_state_dict_has_no_inputs(tmp_path):
     model, batches = images_net()
     with pytest.raises(ConfigError, match="need the model"):
