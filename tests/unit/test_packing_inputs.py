@@ -16,7 +16,7 @@ from reefknot.packing.feedback import compensating
 from reefknot.packing.inputs import pink_noise
 from reefknot.packing.network import Packer
 from reefknot.packing.outputs import Sensitivity, change_of_outputs
-from reefknot.packing.suspended import Network
+from reefknot.packing.suspended import Network, call
 
 
 def seeded(seed=0):
@@ -379,6 +379,116 @@ def test_a_model_that_fails_on_its_inputs_is_named_as_the_cause(tmp_path):
         reefknot.pack(images_net()[0], tmp_path / "m.reef", bits=2, inputs=[torch.zeros(2, 2)])
 
 
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"x": x}])
+def test_a_model_that_changes_its_inputs_in_place_gets_the_same_ones_each_time(wrap):
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    x = torch.randn(4, 3, generator=seeded())
+    before = x.clone()
+    for _ in range(2):
+        assert torch.equal(call(Doubling(), wrap(x)), 2 * before)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        (lambda y: y.argmax(-1), "torch.int64"),
+        (lambda y: (y > 0, None), "NoneType, torch.bool"),
+        (lambda y: torch.complex(y, y), "torch.complex64"),
+        (lambda y: float(y.sum()), "float"),
+        (lambda y: {}, "nothing"),
+    ],
+)
+@pytest.mark.parametrize("given", ["inputs", "example_input"])
+def test_a_model_that_returns_no_floats_is_refused_in_one_sentence(tmp_path, last, found, given):
+    class Decided(nn.Linear):
+        def forward(self, x):
+            return last(super().forward(x))
+
+    x = torch.randn(32, 20, generator=seeded())
+    options = {"bits": 4, given: [x] if given == "inputs" else x}
+    with pytest.raises(UserCodeError, match=f"returns {found}: let it return .* such as logits"):
+        reefknot.pack(Decided(20, 30), tmp_path / "m.reef", **options)
+    assert not list(tmp_path.iterdir())
+
+
+class Scaled(nn.Linear):
+    """A layer with a factor: one for all inputs, or one for each feature."""
+
+    def forward(self, x, factor):
+        return super().forward(x * factor)
+
+
+class Bags(nn.Module):
+    """Sums of rows of a table: which ones, and where each sum begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.out = nn.EmbeddingBag(50, 20), nn.Linear(20, 30)
+
+    def forward(self, ids, offsets):
+        return self.out(self.bag(ids, offsets))
+
+
+X = torch.randn(64, 20, generator=seeded())
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "measured"),
+    [
+        (Scaled, (X, torch.rand(20, generator=seeded(1))), 64),
+        (Scaled, (X, torch.tensor(2.0)), 4),  # one in sixteen is held back
+        (Bags, (torch.arange(300) % 50, torch.arange(0, 300, 5)), 60),
+    ],
+)
+def test_a_single_batch_is_cut_only_where_all_its_tensors_are_equally_long(
+    tmp_path, kind, batch, measured
+):
+    torch.manual_seed(0)
+    model = Bags() if kind is Bags else kind(20, 30)
+    packed = reefknot.pack(model, tmp_path / "m.reef", bits=8, inputs=[batch])
+    assert packed.outputs.num_inputs == measured
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        (nn.Linear, [X[:1]]),
+        (nn.Linear, [X] * 8),
+        (nn.Linear, [X[:40], X[20:], X.flip(0)]),
+        (Scaled, [(X, torch.ones(1, 20))]),
+        (Scaled, [(X, torch.tensor(2.0)), (X, torch.tensor(2.0))]),
+    ],
+)
+def test_outputs_on_inputs_that_were_fitted_are_not_said_to_be_held_back(tmp_path, kind, inputs):
+    torch.manual_seed(0)
+    packed = reefknot.pack(kind(20, 30), tmp_path / "m.reef", bits=8, inputs=inputs)
+    assert packed.outputs.seen and "fitted inputs" in str(packed.outputs)
+    (sentence,) = packed.warnings
+    assert "packed for" in sentence and "some hundred different inputs" in sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "warned"),
+    [
+        (nn.Linear, [X[:32], X[32:]], False),
+        (nn.Linear, [X], False),
+        (nn.Linear, X[:9].split(1), False),
+        (nn.Linear, X[:8].split(1), True),
+        (Scaled, [(X, torch.tensor(2.0)), (X, torch.tensor(3.0))], False),
+        (Scaled, [(X, torch.ones(1, 20)), (X, torch.full((1, 20), 2.0))], False),
+    ],
+)
+def test_few_inputs_are_warned_of_where_some_are_held_back(tmp_path, kind, inputs, warned):
+    torch.manual_seed(0)
+    packed = reefknot.pack(kind(20, 30), tmp_path / "m.reef", bits=8, inputs=inputs)
+    assert packed.outputs.few == warned and "held-back inputs" in str(packed.outputs)
+    assert ["may be worse than none" in sentence for sentence in packed.warnings] == [True] * warned
+
+
 def test_a_state_dict_has_no_inputs(tmp_path):
     model, batches = images_net()
     with pytest.raises(ConfigError, match="need the model"):
@@ -411,6 +521,32 @@ def test_a_weight_that_is_stored_turned_is_packed_as_if_it_were_not():
     assert torch.equal(results[0].weight.T, results[1].weight)
     assert torch.allclose(results[0].bias, results[1].bias, atol=1e-5)
     assert not torch.equal(results[0].weight, turned.weight)
+
+
+class Autoencoder(nn.Module):
+    """The decoder is the encoder transposed."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.code, self.inner = nn.Linear(20, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return F.linear(self.inner(self.code(x)).relu(), self.code.weight.t())
+
+
+@pytest.mark.parametrize("width", [40, 20])
+def test_a_weight_that_is_also_used_transposed_is_packed_by_its_own_values(width):
+    torch.manual_seed(0)
+    # Inputs that vary in one direction alone would let errors in all others grow.
+    line = torch.randn(64, 1, generator=seeded()) @ torch.randn(1, 20, generator=seeded(1))
+    model = Autoencoder(width).eval()
+    packed, changes = Packer(model, [(line,), (line + 1,)], Settings(min_size=16)).at(1e-6)
+    assert list(changes) == ["code.weight", "inner.weight"]
+    assert changes["code.weight"].done.endswith("without its inputs")
+    assert "inputs" not in changes["inner.weight"].done
+    assert 0 < changes["code.weight"].relative_error < 0.1
+    change = change_of_outputs(model, packed, [line])
+    assert change.relative_error < 0.1
 
 
 class Beside(nn.Module):

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
+SiteKey = tuple[str, int, bool]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Site:
     after: str = ""  # of a norm: the weight whose products are directly its inputs
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> SiteKey:
         """What tells it from all other sites of the network."""
-        return self.name, self.first_row
+        return self.name, self.first_row, self.transposed
 
     def rows_of(self, weight: Tensor) -> Tensor:
         """The part of the weight that is multiplied, (out, ...): a view."""

@@ -53,7 +53,8 @@ def unseen(changes: Sequence[Change]) -> list[str]:
     return [
         f"the inputs of {_listed(names)} were not seen, so they are packed by their values alone: "
         "the model does not use them for these inputs, uses them other than in products and "
-        "look-ups, changes them first (autocast, parametrizations), or computes in other threads"
+        "look-ups, or both as they are and transposed, changes them first (autocast, "
+        "parametrizations), or computes in other threads"
     ]
 
 

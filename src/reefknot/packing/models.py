@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -37,6 +38,7 @@ from reefknot.tying.selection import unwrapped
 PASSES, SMALL_PASSES, SMALL = 4, 10, 10**6  # at most; at most for networks of up to SMALL elements
 CLOSE = 0.97  # a file that fills this much of the budget is good enough
 FAR_OFF = 2.0  # times the budget: what errors are worth is measured again, nearer to it
+VERY_FEW = 8  # inputs
 HELD_BACK = 16  # one batch of so many is held back, to measure the outputs on
 FIRST_PRICE = 1 / 60  # relative to theory: inputs are correlated, and errors are compensated
 
@@ -118,7 +120,9 @@ def _pack_for_inputs(
         data, packed = _Search(packer, budget, effort, held_back).run()
     write_atomically(path, data)
     assert packed.outputs is not None
-    return replace(packed, outputs=replace(packed.outputs, random=random))
+    seen = _examples(held_back) <= _examples(used)
+    few = not random and sum(max(_lengths(batch)) for batch in batches) <= VERY_FEW
+    return replace(packed, outputs=replace(packed.outputs, random=random, seen=seen, few=few))
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -353,17 +357,49 @@ def _plain(value: Any) -> Any:
 
 
 def _split(batches: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Batches to pack with, and those that are held back; a single batch is cut in two."""
+    """Batches to pack with, and those that are held back; a single batch is cut in two.
+
+    One that holds a single example, as far as its tensors tell, is used for both.
+    """
     if len(batches) > 1:
         held = -(-len(batches) // HELD_BACK)
         return batches[:-held], batches[-held:]
-    lengths = [len(v) for v in tree_leaves(batches) if isinstance(v, Tensor) and v.dim()]
-    rows = min(lengths, default=0)
+    rows = _rows_of(batches)
     cut = rows - -(-rows // HELD_BACK)
     if cut < 1:
         return batches, batches
 
     def part(which: slice) -> Any:
-        return tree_map(lambda v: v[which] if isinstance(v, Tensor) else v, batches)
+        return tree_map(lambda v: v[which] if isinstance(v, Tensor) and v.dim() else v, batches)
 
     return part(slice(0, cut)), part(slice(cut, rows))
+
+
+def _examples(batches: list[Any]) -> set[int]:
+    """A hash of each example: those of equal inputs are equal."""
+    found: set[int] = set()
+    for batch in batches:
+        rows = max(_rows_of(batch), 1)
+        arrays: list[np.ndarray] = []
+        others: list[str] = []
+        for value in tree_leaves(batch):
+            dense = isinstance(value, Tensor) and value.layout is torch.strided
+            if dense and value.dim() and not value.is_nested:
+                array = np.ascontiguousarray(value.numpy(force=True)).reshape(rows, -1)
+                arrays.append(array.view(np.uint8))
+            else:
+                others.append(repr(value))
+        joined = np.hstack(arrays) if arrays else np.zeros((1, 0), np.uint8)
+        found |= {hash((row.tobytes(), *others)) for row in joined}
+    return found
+
+
+def _rows_of(batch: Any) -> int:
+    """How many examples a batch holds; 1 if its tensors differ in length: which axis is unknown."""
+    lengths = set(_lengths(batch))
+    return lengths.pop() if len(lengths) == 1 else 1
+
+
+def _lengths(batch: Any) -> list[int]:
+    """Of its tensors; 1 for a batch of numbers alone."""
+    return [len(v) for v in tree_leaves(batch) if isinstance(v, Tensor) and v.dim()] or [1]

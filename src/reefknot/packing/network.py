@@ -139,7 +139,7 @@ class Packer:
                     if moments.second.any():
                         tensors, error = self._packed_alone_at(site, model, moments, price)
                         worth = sensitivity.of(tensors) / max(error, 1e-12)
-                        found[site.key] = worth, site.rows_of(tensors[site.name]).numel()
+                        found[site.key[:2]] = worth, site.rows_of(tensors[site.name]).numel()
         for name, weight in model.named_parameters():
             if (name, 0) not in found and weight.dim() > 1 and self._is_packed(name):
                 changed = weight.detach().clone()
@@ -240,7 +240,7 @@ class Packer:
         centered = moments.second - mean[:, :, None] * mean[:, None, :]
         variance = float((torch.bmm(aims, centered) * aims).sum())
         variance = max(variance, LEAST_VARIANCE * float(moments.output_square), 1e-30)
-        worth = self._worths.get(site.key, 1.0)
+        worth = self._worths.get(site.key[:2], 1.0)
         values, counts, error = torch.empty_like(aims), np.zeros(1, np.int64), 0.0
         for group, lacking in enumerate(moments.damping().tolist()):
             matrix = feedback(

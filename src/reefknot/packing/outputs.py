@@ -1,7 +1,7 @@
 """How far packing moves the outputs of a network: packed as a whole, or one tensor alone.
 
-Takes     two models and batches of inputs that packing has not used; or one model, calibration
-          inputs, and tensors to put in place of its own.
+Takes     two models and batches of inputs, those that packing has not used if there are any; or one
+          model, calibration inputs, and tensors to put in place of its own.
 Gives     an `OutputChange`; or the squared change of the outputs, relative to their square.
 Unaware   of quantization.
 """
@@ -26,16 +26,18 @@ BATCHES = 4  # that a sensitivity is measured on, at most
 
 @dataclass(frozen=True)
 class OutputChange:
-    """What packing did to the outputs, on inputs that it has not used."""
+    """What packing did to the outputs, on inputs that it has not used unless they are `seen`."""
 
     relative_error: float  # L2 norm of the change over that of the outputs
     cosine: float  # of each example's outputs, the mean
     agreement: float  # the share of examples (or positions) with the same largest output
     num_inputs: int
     random: bool = False  # the inputs are random ones
+    seen: bool = False  # the network was packed for these very inputs
+    few: bool = False  # it was packed for very few inputs
 
     def __str__(self) -> str:
-        kind = "random" if self.random else "held-back"
+        kind = "random" if self.random else "fitted" if self.seen else "held-back"
         return (
             f"outputs on {self.num_inputs:,} {kind} inputs: relative error "
             f"{self.relative_error:.4f}, cosine {self.cosine:.5f}, "
@@ -44,13 +46,23 @@ class OutputChange:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence, if the outputs are far off."""
+        """A sentence if there were too few inputs, and one if the outputs are far off."""
+        found: list[str] = []
+        others = "give some hundred different inputs, or one batch as example_input"
+        if self.seen:
+            found = [
+                "outputs are measured on inputs that the network was packed for, and may be off "
+                f"by far more on others: {others}"
+            ]
+        elif self.few:
+            found = [f"very few inputs may be worse than none: {others}"]
         if self.relative_error <= FAR_OFF and self.agreement >= AGREEING:
-            return []
+            return found
         return [
+            *found,
             f"outputs are off by {100 * self.relative_error:.0f} % of their norm, and the largest "
             f"output is a different one for {100 * (1 - self.agreement):.0f} % of the inputs: "
-            "measure the accuracy before you use the file, allow more bytes, or give more inputs"
+            "measure the accuracy before you use the file, allow more bytes, or give more inputs",
         ]
 
 
@@ -66,8 +78,8 @@ def change_of_outputs(before: nn.Module, after: nn.Module, batches: Iterable[Any
         for old, new in pairs:
             if not bool(torch.isfinite(old).all()):
                 raise UserCodeError(
-                    "the model's outputs are NaN or infinite for inputs that were held back; mend "
-                    "the inputs, or pack without them"
+                    "the model's outputs are NaN or infinite for some inputs; mend these, or "
+                    "pack without them"
                 )
             lost += float((new - old).square().sum())
             norm += float(old.square().sum())
@@ -144,6 +156,14 @@ def _normalizing_by_batch(model: nn.Module) -> Iterator[None]:
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """The float tensors in what a model gives, in double precision."""
-    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    return [leaf.double() for leaf in leaves if leaf.is_floating_point()]
+    """The float tensors in what a model gives, in double precision; there has to be one."""
+    leaves = tree_leaves(output)
+    found = [v.double() for v in leaves if isinstance(v, Tensor) and v.is_floating_point()]
+    if not found:
+        kinds = {str(v.dtype) if isinstance(v, Tensor) else type(v).__name__ for v in leaves}
+        raise UserCodeError(
+            "a model that is packed with inputs returns at least one tensor of floats, to measure "
+            f"what packing changes; this one returns {', '.join(sorted(kinds)) or 'nothing'}: let "
+            "it return what that is computed from, such as logits, or pack without inputs"
+        )
+    return found

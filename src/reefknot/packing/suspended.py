@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from reefknot.errors import UserCodeError
-from reefknot.packing.calibration import Site, Watch, sampled
+from reefknot.packing.calibration import Site, SiteKey, Watch, sampled
 
 # A batch that waits holds some tensors of the size of the largest input of a weight.
 HELD_TENSORS = 4
@@ -89,10 +89,10 @@ class Network:
         self.model = model
         self.generator = torch.Generator()
         self._batches = list(batches)
-        self._again: set[tuple[str, int]] = set()  # sites that a run reaches repeatedly
-        self._waiting: set[tuple[str, int]] = set()  # sites where passes are suspended
+        self._again: set[SiteKey] = set()  # sites that a run reaches repeatedly
+        self._waiting: set[SiteKey] = set()  # sites where passes are suspended
         largest = 0
-        found: dict[tuple[str, int], Site] = {}
+        found: dict[SiteKey, Site] = {}
 
         def on_site(site: Site, view: View) -> None:
             nonlocal largest
@@ -101,7 +101,11 @@ class Network:
                 self._again.add(site.key)
 
         self._run(self._batches[0], on_site)
-        self.sites = list(found.values())  # in the order in which the first batch reaches them
+        turned = {site.name for site in found.values() if site.transposed}
+        upright = {site.name for site in found.values() if not site.transposed}
+        # In the order in which the first batch reaches them. A weight that is also used transposed
+        # is left out: what its errors do to one product says nothing about the other.
+        self.sites = [site for site in found.values() if site.name not in turned & upright]
         held = HELD_TENSORS * largest * len(self._batches)
         threads = len(self._batches) * torch.get_num_threads()
         self._passes: list[_SuspendedPass] = []
@@ -261,7 +265,11 @@ def no_autocast() -> torch.autocast:
 
 @torch.no_grad()
 def call(model: nn.Module, batch: Any) -> Any:
-    """A model's output for a batch: a tensor, a tuple of arguments, or arguments by name."""
+    """A model's output for a batch: a tensor, a tuple of arguments, or arguments by name.
+
+    The model gets copies of the tensors: it may change its inputs in place.
+    """
+    batch = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
     try:
         with no_autocast():
             if isinstance(batch, dict):
