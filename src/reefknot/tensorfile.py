@@ -11,6 +11,7 @@ import json
 import math
 import re
 import warnings
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,9 @@ _IN_FOLDERS = (
     *("model.safetensors", "*.safetensors.index.json", "*.safetensors", "*.bin.index.json"),
     "pytorch_model.bin",
 )
+# What a torch file may inflate to: the larger of this, and of so many times its own bytes.
+_INFLATED_BYTES, _INFLATED_TIMES = 64 << 20, 32
+_DAMAGED = "it is damaged or of another kind"
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -313,9 +317,11 @@ def _loaded(path: Path) -> Any:
     """The content of a torch file, by torch's own reader, which loads tensors and runs no code."""
     import torch
 
+    # Files of old versions cannot be mapped; what is compressed would be mapped as it lies there.
+    ways = (False,) if _is_compressed(path) else (True, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for mmap in (True, False):  # files of old versions cannot be mapped
+        for mmap in ways:
             try:
                 return torch.load(  # noqa: TID251  # tensors only
                     path, map_location="cpu", weights_only=True, mmap=mmap
@@ -325,10 +331,32 @@ def _loaded(path: Path) -> Any:
             except Exception as error:  # torch's reader raises all kinds for a damaged file
                 reason = error
     needs = re.search(r"GLOBAL ([\w.]+)", str(reason))
-    why = f"it needs {needs[1]}" if needs else "it is damaged or of another kind"
-    raise FormatError(
+    raise _not_tensors(path, f"it needs {needs[1]}" if needs else _DAMAGED) from reason
+
+
+def _is_compressed(path: Path) -> bool:
+    """Whether an entry of torch's archive is; torch itself stores them as they are.
+
+    An archive that would take far more memory than its bytes is refused.
+    """
+    with reading(path) as file:
+        if file.read(4) != b"PK\3\4":
+            return False  # of an old version, which is no archive
+        try:
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+        except Exception as error:  # zipfile raises all kinds for a damaged file
+            raise _not_tensors(path, _DAMAGED) from error
+    total, size = sum(entry.file_size for entry in entries), path.stat().st_size
+    if total > max(_INFLATED_BYTES, _INFLATED_TIMES * size):
+        raise _not_tensors(path, f"its {size:,} bytes would inflate to {total:,}")
+    return any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+
+
+def _not_tensors(path: Path, why: str) -> FormatError:
+    return FormatError(
         f"{path} is not a checkpoint of tensors alone: {why}; save model.state_dict() and pack that"
-    ) from reason
+    )
 
 
 def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:

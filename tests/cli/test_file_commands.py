@@ -365,6 +365,16 @@ def test_names_are_printed_as_they_are_and_without_control_characters(tmp_path, 
         assert all(name in text for name in shown) and "\x1b" not in text
 
 
+def test_a_table_does_not_grow_with_its_longest_name_and_json_has_it_whole(tmp_path):
+    name = "first" + "n" * 65_000 + "last"
+    save(named(name, *(f"t{number}" for number in range(200))), tmp_path / "a.reef")
+    shown = run("inspect", tmp_path / "a.reef").output
+    assert len(shown) < 250_000
+    assert "firstnnn" in shown and "nnnlast " in shown
+    found = json.loads(run("inspect", tmp_path / "a.reef", "--json").output)
+    assert found["tensors"][0]["name"] == name
+
+
 def test_max_bytes_is_for_every_command_that_decodes_and_0_means_0(tmp_path):
     save(named("x"), tmp_path / "a.reef")
     for command in (["unpack", tmp_path / "b"], ["inspect"], ["verify"]):

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -228,6 +229,44 @@ def test_a_pickle_is_refused_without_advice_to_run_it(tmp_path):
     ) as found:
         open_tensors(tmp_path / "x.pt")
     assert "weights_only" not in str(found.value) and "\n" not in str(found.value)
+
+
+def torch_file(path, tensors, *compressed):
+    """A torch file in which the storages of these numbers are compressed."""
+    torch.save(tensors, path)
+    with zipfile.ZipFile(path) as source:
+        entries = [(entry.filename, source.read(entry)) for entry in source.infolist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries:
+            squeeze = name.endswith(tuple(f"/data/{number}" for number in compressed))
+            archive.writestr(name, data, zipfile.ZIP_DEFLATED if squeeze else zipfile.ZIP_STORED)
+    return path
+
+
+@pytest.mark.parametrize("compressed", [(), (0,), (1,), (0, 1)])
+def test_a_torch_file_that_was_compressed_later_has_its_own_values(tmp_path, compressed):
+    ones, many = torch.ones(1000), torch.arange(5000.0)
+    path = torch_file(tmp_path / "x.pt", {"a": ones, "b": many}, *compressed)
+    for found, wanted in zip(read_all(path), (ones, many), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_torch_file_that_inflates_to_far_more_is_refused_before_it_does(tmp_path, monkeypatch):
+    path = torch_file(tmp_path / "x.pt", {"a": torch.zeros(20 << 20)}, 0)
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
+    words = r"bytes would inflate to 83,886,[\d,]+; save model.state_dict"
+    with pytest.raises(FormatError, match=words):
+        open_tensors(path)
+
+
+def test_entries_of_a_torch_file_that_share_bytes_count_each(tmp_path):
+    path = torch_file(tmp_path / "x.pt", {"a": torch.ones(100_000)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.filelist += archive.filelist * 300
+        archive.writestr("more", b"")
+    with pytest.raises(FormatError, match=r"bytes would inflate to 1\d\d,"):
+        open_tensors(path)
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -763,6 +763,12 @@ def test_metrics_are_made_whole_again_whatever_happened_to_the_file(damage: str)
     resume(ADAM, str(path.parent))
 
 
+def test_a_file_that_is_gone_is_written_again_from_the_checkpoint() -> None:
+    out = crash(TINY, "file-gone", 6)  # after the last step
+    (out / "record.json").write_text("{}")
+    resume(TINY, str(out))
+
+
 def refused_in_one_sentence(case: Case, checkpoint: Path, words: str) -> None:
     done = run_here(*arguments(case, str(checkpoint.parent), "--resume"))
     assert isinstance(done.exception, SystemExit), repr(done.exception)

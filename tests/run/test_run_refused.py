@@ -18,6 +18,8 @@ from digits_runs import (
 )
 
 from reefknot.checkpoint import read_checkpoint
+from reefknot.lab.runs.config import read_config
+from reefknot.lab.runs.folder import config_text
 
 
 def test_a_folder_that_is_there_is_refused_and_left_alone(tied: Path) -> None:
@@ -147,6 +149,23 @@ def test_a_damaged_record_is_refused_in_one_sentence(
     (folder / "record.json").write_bytes(content)
     done = command("run", tied / "config.toml", "--out", folder, "--resume")
     refused(done, "record.json ")
+
+
+@pytest.mark.parametrize("more", [[], ["--baseline"]])
+def test_a_finished_run_whose_file_is_gone_is_refused_and_left_alone(
+    tmp_path: Path, more: list[str]
+) -> None:
+    config, folder = digits_config(tmp_path), tmp_path / "out"
+    folder.mkdir()
+    (folder / "config.toml").write_text(config_text(folder, read_config(config)))
+    for name in ("record.json", "report.html"):
+        (folder / name).write_text("{}")
+    before = contents(folder)
+    done = command("run", config, "--out", folder, "--resume", *more)
+    refused(done, "not its model.reef, and no checkpoint to write it from; put the file back, or")
+    assert "wrote" not in done.stdout
+    assert contents(folder) == before
+    assert not (folder / "baseline").exists()
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:

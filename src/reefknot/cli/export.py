@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reefknot.cli.printing import plain, print_table, table_of
+from reefknot.cli.printing import in_a_row, plain, print_table, table_of
 from reefknot.errors import ConfigError, ReefknotError, blamed_on
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def show(found: "Shrunk") -> None:
     table = table_of("layer", "inputs", "units", "parameters", "MACs", "constants folded")
     for row in found.table:
         pairs = (row.inputs, row.units, row.parameters, row.macs)
-        table.add_row(Text(plain(row.name)), *map(_pair, pairs), str(row.folded))
+        table.add_row(Text(in_a_row(row.name)), *map(_pair, pairs), str(row.folded))
     table.add_section()
     table.add_row("the whole network", "", "", _pair(found.parameters), _pair(found.macs), "")
     print_table(table)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from reefknot.cli.export import as_dict, show, shrunk
-from reefknot.cli.printing import DEBUG, plain, print_table, table_of
+from reefknot.cli.printing import DEBUG, in_a_row, plain, print_table, table_of
 
 _EXISTING = click.Path(path_type=Path)
 
@@ -204,7 +204,7 @@ def _changes(packed: Any) -> Any:
     for change in packed.changes:
         errors = [f"{e:.3g}" for e in (change.relative_error, change.largest_error)]
         bits = ["" if change.bits is None else f"{change.bits:.2f}"] * budget
-        table.add_row(Text(plain(change.name)), change.done, *bits, *errors)
+        table.add_row(Text(in_a_row(change.name)), change.done, *bits, *errors)
     table.add_section()
     largest = max((change.largest_error for change in packed.changes), default=0.0)
     table.add_row(
@@ -256,7 +256,7 @@ def inspect(file: Path, max_bytes: int, name: str | None, shape: str | None, as_
         numbers = [f"{number:,.1f}" for number in (row.bytes, row.position_bytes, row.value_bytes)]
         if row.num_scales:
             numbers += [f"{row.num_scales:,}", f"{row.run:,}", f"{row.scale_bytes:,.1f}"]
-        table.add_row(Text(plain(row.name)), shape, f"{row.density:.4f}", *numbers)
+        table.add_row(Text(in_a_row(row.name)), shape, f"{row.density:.4f}", *numbers)
     print_table(table)
     sizes = table_of("stored as", "bytes", "rate")
     rows: list[tuple[str, float | None]] = [

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 DEBUG = "reefknot.debug"  # in the metadata of a context: whether tracebacks are wanted
+MOST_SIGNS = 400  # of a name in a table
 
 
 def table_of(*titles: str, text: int = 1) -> Any:
@@ -23,6 +24,13 @@ def plain(text: object) -> str:
     signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return "".join(signs).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def in_a_row(name: object) -> str:
+    """A name for a table, whose rows are all as wide as the longest: its middle may be left out."""
+    text = plain(name)
+    half = MOST_SIGNS // 2
+    return text if len(text) <= MOST_SIGNS else f"{text[:half]}...{text[-half:]}"
 
 
 def print_table(table: Any) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -104,28 +105,45 @@ def html(
     width = _width(program)
     network = _network(program, state)
     record = {} if isinstance(source, TiedState) else _record(Path(source), len(data))
+    if title and any("\ud800" <= sign <= "\udfff" for sign in title):
+        raise ConfigError(f"the title {title!a} is not valid Unicode; choose another")
     name = title or record.get("network") or type(model).__name__
     facts = f"{state.num_weights:,} weights, {rate_file(state, len(data)):,.0f} times smaller than "
     facts += "in float32"
-    if record.get("test_error") is not None:
-        tested_on = str(record.get("data")).removesuffix("-warped")  # training images are warped
+    if {"test_error", "data"} <= record.keys():
+        tested_on = record["data"].removesuffix("-warped")  # training images are warped
         facts += f", {record['test_error']:.2f} % error on the test images of {tested_on}"
     page = _page(data, network, width, pixels, f"{name} in {len(data):,} bytes", facts)
     write_atomically(out, page)
     return Page(Path(out), len(page), len(data))
 
 
-def _record(source: Path, file_bytes: int) -> dict[str, str | float]:
-    """The record of the run that wrote the file, if it is beside it."""
+def _record(source: Path, file_bytes: int) -> dict[str, Any]:
+    """What the record of the run that wrote the file tells, if it is beside it.
+
+    Entries that no run writes are left out.
+    """
     path = source.with_name("record.json")
     if not path.is_file():
         return {}
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    known = isinstance(record, dict) and record.get("file_bytes") == file_bytes
-    return record if known else {}
+    if not isinstance(record, dict) or record.get("file_bytes") != file_bytes:
+        return {}
+    return {key: record[key] for key, fits in _RECORDED.items() if fits(record.get(key))}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_percent(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 100
+
+
+_RECORDED = {"network": _is_text, "data": _is_text, "test_error": _is_percent}
 
 
 # -- layers ----------------------------------------------------------------------------------
@@ -254,4 +272,5 @@ def _page(data: bytes, network: str, width: int, pixels: Pixels, title: str, fac
     size = len(rest.encode()) + len("00,000")  # the page states its own size
     while len(rest.encode()) + len(f"{size:,}") != size:
         size = len(rest.encode()) + len(f"{size:,}")
-    return rest.replace('SIZE=""', f'SIZE="{size:,}"', 1).encode()
+    before, _, after = rest.rpartition('SIZE=""')  # a title may have this, too
+    return f'{before}SIZE="{size:,}"{after}'.encode()

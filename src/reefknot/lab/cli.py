@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reefknot.cli.printing import DEBUG, plain, print_table, table_of
+from reefknot.cli.printing import DEBUG, in_a_row, plain, print_table, table_of
 from reefknot.errors import ReefknotError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _show_front(front: "list[Found]") -> None:
         cells.append(f"{one.val_error:.2f} %")
         if with_test:
             cells.append("" if one.test_error is None else f"{one.test_error:.2f} %")
-        table.add_row(*cells, *(plain(_value(one.values.get(key))) for key in keys))
+        table.add_row(*cells, *(in_a_row(_value(one.values.get(key))) for key in keys))
     print_table(table)
 
 

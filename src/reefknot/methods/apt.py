@@ -241,12 +241,20 @@ class SparseAPT(TyingMethod):
             require_reachable(self.tying.groups, self._target)
         super()._begin()
 
+    def plan(self) -> dict[str, int | float]:
+        """What a saved state must agree in: the target, the phases and their steps."""
+        target = {f"plan/{key}": value for key, value in self._told_target().items()}
+        return target | super().plan()
+
     def stats(self) -> Stats:
         """Phase, density, k-means penalty, predicted bytes, each group's clusters, the target."""
+        return super().stats() | self._told_target()
+
+    def _told_target(self) -> dict[str, int | float]:
         if self._target is None:
-            return super().stats()
+            return {}
         key = "target_density" if self._target.is_density else "target_bytes"
-        return super().stats() | {key: self._target.value}
+        return {key: self._target.value}
 
 
 def _budget_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, dataclass_transform, get_args
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ from reefknot.shrinking.graph import dead_elements
 from reefknot.state import TiedState
 from reefknot.tying.collectives import Processes
 from reefknot.tying.content import Content, content_of, entries_of
-from reefknot.tying.saved import refuse_unknown, saved_count
+from reefknot.tying.saved import refuse_other_plan, refuse_unknown, saved_count
 from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, unwrapped
 from reefknot.tying.statistics import spreads
 from reefknot.tying.tying import NumClusters, Saved, Tying, by_reason
@@ -56,6 +57,7 @@ from reefknot.tying.tying import NumClusters, Saved, Tying, by_reason
 log = logging.getLogger("reefknot")
 
 Stats = dict[str, Any]
+_attached: "WeakSet[Method]" = WeakSet()  # those that follow optimizers now
 
 
 @dataclass_transform(field_specifiers=(setting, field), kw_only_default=True)
@@ -131,6 +133,7 @@ class Method(ABC):
             hooks.remove()
             raise
         self._hooks = hooks
+        _attached.add(self)
         return self
 
     def detach(self) -> None:
@@ -138,6 +141,7 @@ class Method(ABC):
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
+            _attached.discard(self)
 
     def lr_factor(self, step: int) -> float:
         """The factor on the learning rate after this many steps."""
@@ -274,7 +278,14 @@ class Method(ABC):
             "phase": self._current,
             "entered": int(self._has_begun),
         }
-        return saved | self.phase.state_dict()
+        return saved | self.plan() | self.phase.state_dict()
+
+    def plan(self) -> dict[str, int | float]:
+        """What a saved state must agree in: the phases and their steps, -1 where they are open."""
+        return {
+            f"plan/{number}/{phase.name}": -1 if phase.steps is None else phase.steps
+            for number, phase in enumerate(self.phases)
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
         """Restore what `state_dict` saved, before or after `attach`.
@@ -283,6 +294,7 @@ class Method(ABC):
         """
         if not isinstance(state, Mapping):
             raise TyingError(f"a saved state is a dict, found a {type(state).__name__}")
+        refuse_other_plan(state, self.plan())
         before = self.state_dict()
         try:
             self._load(state)
@@ -388,6 +400,14 @@ class TyingMethod(Method):
             )
         if idle:
             log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
+        for other in _attached:
+            if isinstance(other, TyingMethod) and (both := home.keys() & other.tying.home.keys()):
+                log.warning(
+                    "another method, %s, is attached that ties %r, too; the two undo each other's "
+                    "work and their files would not fit the model: call detach() of the other",
+                    type(other).__name__,
+                    home[next(iter(both))][1],
+                )
 
     def _go_to(self, number: int) -> None:
         self.tying.check_copies()

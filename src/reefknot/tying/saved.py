@@ -60,6 +60,19 @@ def saved_number(
     return float(value)
 
 
+def refuse_other_plan(state: Mapping[str, Any], plan: Mapping[str, int | float]) -> None:
+    """Refuse a state that was saved with other phases, other steps or another target."""
+    for key, here in plan.items():
+        found = state.get(key)
+        known = isinstance(found, int | float) and not isinstance(found, bool)
+        if not known or found != here:
+            there = _kind(found) if key in state else "missing"
+            raise TyingError(
+                f"the saved state is of another plan: its entry {key!r} is {there}, expected "
+                f"{here!r}; give the method the settings that it was saved with"
+            )
+
+
 def refuse_unknown(state: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Refuse a state with an entry of an unknown name."""
     for key in state:

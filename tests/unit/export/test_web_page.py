@@ -312,6 +312,48 @@ def test_a_file_of_another_network_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
+def small_page(folder: Path, record: str | None = None, title: str | None = None) -> str:
+    """The page of a network of 64 inputs, whose file has this record beside it."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.25)
+    size = reefknot.save(tied(model), folder / "model.reef")
+    if record is not None:
+        (folder / "record.json").write_text(record.replace("BYTES", str(size)))
+    example = torch.zeros(1, 1, 8, 8)
+    export.html(folder / "model.reef", model, folder / "page.html", example, title=title)
+    return (folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        '"data": "mnist", "test_error": "x"', '"data": "mnist", "test_error": [1]',
+        '"data": "mnist", "test_error": 1e999', '"data": "mnist", "test_error": NaN',
+        '"data": "mnist", "test_error": true', '"data": "mnist", "test_error": 1' + "0" * 400,
+        '"data": [], "test_error": 1.5', '"network": "\\ud800"', '"network": ["x"]',
+        '"network": ' + "[" * 200_000,
+    ],
+)  # fmt: skip
+def test_entries_that_no_run_writes_are_left_out_of_the_page(tmp_path: Path, entries: str) -> None:
+    plain = small_page(tmp_path)
+    assert small_page(tmp_path, f'{{"file_bytes": BYTES, {entries}}}') == plain
+    good = '"network": "mine", "data": "mnist", "test_error": 1.5'
+    assert small_page(tmp_path, f'{{"file_bytes": BYTES, {good}}}') != plain
+
+
+def test_the_size_of_a_page_is_told_whatever_its_title_is(tmp_path: Path) -> None:
+    record = '{"file_bytes": BYTES, "network": "SIZE=\\"\\""}'
+    for text in (small_page(tmp_path, record), small_page(tmp_path, title='SIZE=""')):
+        assert '<title>SIZE="" in ' in text
+        assert f'let SIZE="{len(text.encode()):,}",' in text
+
+
+def test_a_title_that_is_not_unicode_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"title 'a\\udcff' is not valid Unicode"):
+        small_page(tmp_path, title="a\udcff")
+
+
 def test_only_tied_or_kept_float32_is_read_by_a_page(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     halves = {name: values.half() for name, values in model.state_dict().items()}

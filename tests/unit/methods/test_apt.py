@@ -186,6 +186,54 @@ def test_shared_parameters_and_buffers_end_up_right_in_the_state():
     assert {name for name, _, _ in state.arrays()} == set(model.state_dict())
 
 
+BYTES = {"target_bytes": 300, "steps": 120}
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "words"),
+    [
+        (
+            BYTES,
+            {"target_density": 0.05, "steps": 120},
+            "target_density' is missing, expected 0.05",
+        ),
+        (BYTES, BYTES | {"target_bytes": 400}, "target_bytes' is 300, expected 400"),
+        (BYTES, BYTES | {"steps": 1000}, "plan/0/sparsify' is 79, expected 660"),
+        (BYTES, BYTES | {"begin": "trained"}, "plan/0/sparsify' is 79, expected 55"),
+        (BYTES, {}, "plan/0/sparsify' is 79, expected -1"),
+        ({}, BYTES, "plan/target_bytes' is missing, expected 300"),
+    ],
+)
+def test_a_state_of_another_plan_is_refused_and_changes_nothing(saved, here, words):
+    tie = SparseAPT(net(), **here)
+    before = tie.state_dict()
+    with pytest.raises(TyingError, match=f"of another plan: its entry '.*{words}; give the method"):
+        tie.load_state_dict(SparseAPT(net(), **saved).state_dict())
+    assert tie.state_dict() == before
+
+
+def test_a_second_method_that_ties_the_same_weights_is_noticed(caplog):
+    model = net()
+
+    def attached(**settings):
+        caplog.clear()
+        tie = SparseAPT(model, **settings)
+        with caplog.at_level(logging.WARNING, "reefknot"):
+            tie.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        return tie, "another method, SparseAPT, is attached" in caplog.text
+
+    first, noticed = attached(include="0.*")
+    assert not noticed
+    _, noticed = attached(include="2.*")
+    assert not noticed
+    second, noticed = attached(include="0.*")
+    assert noticed
+    assert any(name in caplog.text for name in ("'0.weight'", "'0.bias'"))
+    first.detach(), second.detach()
+    _, noticed = attached(include="0.*")
+    assert not noticed
+
+
 def test_a_state_dict_entry_that_is_no_tensor_is_refused_by_name():
     class Extra(nn.Linear):
         def get_extra_state(self):

@@ -76,7 +76,7 @@ def run(
     config = replace(config, search={})  # what others may be tried decides nothing here
     with claimed(folder, config, resume=resume, force=force) as claim:
         baseline = baseline or "baseline" in claim.names
-        if "record.json" in claim.names:
+        if "record.json" in claim.names and _has_file(folder, claim.names):
             claim.take()
             return _finished(config, folder, baseline, display)
         saved = None
@@ -97,6 +97,16 @@ def run(
         best = Best(saved["best"] if saved else {})
         state = _train(config, parts, journal, best, saved["step"] if saved else 0, display)
         return _conclude(config, parts, journal, state, compared | {"best_step": best.step})
+
+
+def _has_file(folder: Path, names: set[str]) -> bool:
+    """Whether a finished run still has its file; without one, its checkpoint can give it again."""
+    if not names & {"model.reef", "checkpoint.safetensors"}:
+        raise FormatError(
+            f"{folder} holds the record of a finished run but not its model.reef, and no "
+            "checkpoint to write it from; put the file back, or add --force to run again"
+        )
+    return "model.reef" in names
 
 
 def _finished(config: Config, folder: Path, baseline: bool, display: Display | None) -> Record:
