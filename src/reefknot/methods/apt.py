@@ -243,7 +243,7 @@ class SparseAPT(TyingMethod):
 
     def plan(self) -> dict[str, int | float]:
         """What a saved state must agree in: the target, the phases and their steps."""
-        target = {f"plan/{key}": value for key, value in self._told_target().items()}
+        target = {f"plan.{key}": value for key, value in self._told_target().items()}
         return target | super().plan()
 
     def stats(self) -> Stats:

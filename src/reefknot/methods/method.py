@@ -283,7 +283,7 @@ class Method(ABC):
     def plan(self) -> dict[str, int | float]:
         """What a saved state must agree in: the phases and their steps, -1 where they are open."""
         return {
-            f"plan/{number}/{phase.name}": -1 if phase.steps is None else phase.steps
+            f"plan.{number}.{phase.name}": -1 if phase.steps is None else phase.steps
             for number, phase in enumerate(self.phases)
         }
 

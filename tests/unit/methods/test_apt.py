@@ -198,10 +198,10 @@ BYTES = {"target_bytes": 300, "steps": 120}
             "target_density' is missing, expected 0.05",
         ),
         (BYTES, BYTES | {"target_bytes": 400}, "target_bytes' is 300, expected 400"),
-        (BYTES, BYTES | {"steps": 1000}, "plan/0/sparsify' is 79, expected 660"),
-        (BYTES, BYTES | {"begin": "trained"}, "plan/0/sparsify' is 79, expected 55"),
-        (BYTES, {}, "plan/0/sparsify' is 79, expected -1"),
-        ({}, BYTES, "plan/target_bytes' is missing, expected 300"),
+        (BYTES, BYTES | {"steps": 1000}, "plan.0.sparsify' is 79, expected 660"),
+        (BYTES, BYTES | {"begin": "trained"}, "plan.0.sparsify' is 79, expected 55"),
+        (BYTES, {}, "plan.0.sparsify' is 79, expected -1"),
+        ({}, BYTES, "plan.target_bytes' is missing, expected 300"),
     ],
 )
 def test_a_state_of_another_plan_is_refused_and_changes_nothing(saved, here, words):
