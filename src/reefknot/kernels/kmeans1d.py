@@ -24,11 +24,10 @@ from reefknot.kernels.histogram import (
     InMemory,
     has_bins,
     has_powers,
-    threads_for,
-    work_on,
 )
 from reefknot.kernels.jit import compiled, inlined, inlined_with_arrays
 from reefknot.kernels.reducer import SINGLE, Reducer
+from reefknot.kernels.threads import available_threads
 
 Distance = Literal["l2", "l1"]
 
@@ -110,7 +109,7 @@ def kmeans1d_of_parts(
     if distance == "l2" and reducer.total(np.array([numbers.size]))[0] >= COUNTED_FROM:
         assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
         flat = np.ascontiguousarray(numbers)
-        here = InMemory(work_on(flat, assignment), flat.dtype, threads_for(flat.size))
+        here = InMemory([(flat.reshape(-1), assignment.reshape(-1))], available_threads())
         found = refit(here, num_clusters, centers, reducer=reducer, max_iterations=max_iterations)
         if found is not None:
             return Clustering(found.centers, assignment)
@@ -175,7 +174,7 @@ def counted(numbers: NDArray, reducer: Reducer = SINGLE) -> Counted:
     """Numbers spread over several places: each distinct one or, of many numbers, their bins."""
     if reducer.total(np.array([numbers.size]))[0] >= COUNTED_FROM and has_bins(numbers.dtype):
         flat = np.ascontiguousarray(numbers)
-        here = InMemory(work_on(flat), flat.dtype, threads_for(flat.size))
+        here = InMemory([(flat.reshape(-1), None)], available_threads())
         largest = reducer.largest(here.largest())
         if has_powers(flat.dtype, largest):
             bins = Bins(flat.dtype, largest, 10)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot import DivergedError
-from reefknot.kernels import shared
+from reefknot.kernels import threads as kernel_threads
 from reefknot.tying import ops
 from reefknot.tying.ops import Held, Tensors
 
@@ -173,12 +173,9 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("lent", [True, False], ids=["torch's threads", "Python's threads"])
-def test_threads_share_the_work_and_change_nothing(threads, lent, monkeypatch):
+def test_threads_share_the_work_and_change_nothing(threads, monkeypatch):
     """Many blocks of several tensors, one of them without a gradient."""
-    if not lent:
-        monkeypatch.setattr(shared, "_team", None)
-        monkeypatch.setattr(shared, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(kernel_threads, "WORTH_A_THREAD", 1)
     random = torch.Generator().manual_seed(1)
     sizes = (70_001, 3, 33_000)
     weights = [torch.randn(n, generator=random) for n in sizes]
