@@ -23,23 +23,14 @@ from reefknot.kernels import plain
 PLAIN_STEPS = 256_000  # of a loop, in a process: they take about as long as numba needs to begin
 
 log = logging.getLogger("reefknot")
-_parts: dict[FunctionType, dict[str, Any]] = {}  # to the options with which each is compiled
+_parts: set[FunctionType] = set()  # what is inlined
 _compiling = RLock()
 
 
 def inlined(function: Any) -> Any:
     """A function that allocates nothing, to be inlined into the loops that call it by its name."""
-    _parts[function] = _PART | {"_nrt": False}
+    _parts.add(function)
     return function
-
-
-def inlined_with_arrays(function: Any) -> Any:
-    """A function to be inlined that returns an array, which needs reference counting."""
-    _parts[function] = _PART
-    return function
-
-
-_PART = {"nogil": True, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(
@@ -174,7 +165,9 @@ def with_compiled_parts(function: FunctionType) -> FunctionType:
 def _part(function: FunctionType) -> Any:
     import numba
 
-    return numba.njit(**_parts[function])(with_compiled_parts(function))
+    options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(**options)(with_compiled_parts(function))
 
 
 @cache

@@ -17,9 +17,8 @@ are random and a mispredicted branch costs more.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from reefknot.kernels.jit import compiled, compiled_for_each, inlined
+from reefknot.kernels.jit import compiled_for_each, inlined
 from reefknot.kernels.threads import BLOCK
 
 ROWS = 8  # of partial sums: additions to the same cell would wait for each other
@@ -107,32 +106,3 @@ def project(weights: Any, assignment: Any, dead: Any, centers: Any) -> None:
             weights[begin : begin + step] = 0
         else:
             _look_up(centers, assignment[begin : begin + step], weights[begin : begin + step])
-
-
-@compiled("float64(float64[::1])", allocates=False)
-def unit_above(centers: NDArray) -> float:
-    """A power of two that is above twice every center."""
-    largest = 2.0**-40
-    for k in range(centers.size):
-        largest = max(largest, abs(centers[k]))
-    return 2.0 ** (np.floor(np.log2(largest)) + 2)
-
-
-@compiled("void(int64[::1], int64[::1], float64, float64[::1])", allocates=False)
-def move_to_means(sums: NDArray, counts: NDArray, scale: float, centers: NDArray) -> None:
-    """Move each center to its cluster's mean, unless empty or less than half a unit away."""
-    for k in range(centers.size):
-        if counts[k] > 0:
-            mean = sums[k] / counts[k] / scale
-            if abs(mean - centers[k]) * scale > 0.5:
-                centers[k] = mean
-
-
-@compiled_for_each("void({real}[::1], {real})")
-def soft_threshold(weights: Any, threshold: Any) -> None:
-    """Move each weight towards zero by a threshold, and to exactly zero if it would cross."""
-    zero = weights.dtype.type(0)
-    for n in range(weights.size):
-        above = max(weights[n] - threshold, zero)
-        below = min(weights[n] + threshold, zero)
-        weights[n] = above + below

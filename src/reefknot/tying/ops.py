@@ -307,13 +307,13 @@ def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> 
     The result depends neither on the order of the tensors nor on that of the threads.
     """
     # First a scale for weights up to twice the largest center; if one is larger, a second pass.
-    for unit in (loops.unit_above(centers), None):
+    for unit in (_power_above(np.abs(centers).max(initial=0.0)), None):
         scale, limit = _fixed_point(tensors, unit)
         sums = cluster_sums(tensors, len(centers), scale, limit)
         if sums is not None:
-            means = centers.copy()
-            loops.move_to_means(sums, counts, scale, means)
-            return means
+            means = np.where(counts > 0, sums / np.maximum(counts, 1) / scale, centers)
+            moved = np.abs(means - centers) * scale > 0.5  # more than half a unit
+            return np.where(moved, means, centers)
     raise AssertionError("a scale made from the largest weight has room for all")
 
 
@@ -355,7 +355,12 @@ def _unit_above(magnitude: float, processes: Processes) -> float:
         raise DivergedError(
             "a weight or a gradient is not finite; lower the learning rate or the strengths"
         )
-    return loops.unit_above(np.array([magnitude]))
+    return _power_above(magnitude)
+
+
+def _power_above(magnitude: float) -> float:
+    """A power of two above twice a magnitude, and not too small."""
+    return 2.0 ** float(np.frexp(max(2.0**-40, magnitude))[1] + 1)
 
 
 def largest(tensors: Sequence[Tensor]) -> float:
@@ -402,15 +407,8 @@ def zero_(weights: Tensor, assignment: Tensor, cluster: int) -> None:
 
 def soft_threshold_(weights: Tensor, threshold: float) -> None:
     """The proximal step of threshold·|w|: towards zero, and exactly zero within the threshold."""
-    if runs_compiled(weights):
-        loop, values = loops.soft_threshold(_REAL[weights.dtype]), flat(weights).numpy()
-        share(
-            lambda parts: [loop(values[part], threshold) for _, part in parts],
-            [len(values)],
-            torch.get_num_threads(),
-        )
-    else:
-        flat(weights).copy_(torch.nn.functional.softshrink(flat(weights), threshold))
+    values = flat(weights)
+    values.sub_(values.clamp(-threshold, threshold))
 
 
 def dead_blocks(weights: Tensor, assignment: Tensor, zero: int) -> NDArray[np.uint8] | None:
