@@ -14,7 +14,7 @@ All sums are of integers (counts, and offsets inside bins). So they do not depen
 summation or the number of threads, and histograms of parts can be added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,7 +113,7 @@ class InMemory:
     def largest(self) -> float:
         """The largest magnitude; see `Countable`."""
 
-        def work(parts: list[Part]) -> float:
+        def work(parts: Iterator[Part]) -> float:
             values = [self.values[n][part] for n, part in parts]
             return float(np.max([(-v.min(), v.max()) for v in values], initial=0.0))
 
@@ -122,7 +122,7 @@ class InMemory:
     def cells(self, bins: Bins) -> NDArray[np.int64]:
         """Count the numbers of all arrays."""
 
-        def work(parts: list[Part]) -> NDArray[np.int64]:
+        def work(parts: Iterator[Part]) -> NDArray[np.int64]:
             cells = np.zeros((2 * bins.half, 2), np.int64)
             for n, part in parts:
                 _count(bins.dtype)(self._bits(n, part), bins.shift, bins.lowest, cells)
@@ -134,7 +134,7 @@ class InMemory:
     def spread(self, bins: Bins, table: NDArray) -> int:
         """Write the cluster of each number; see `Countable`."""
 
-        def work(parts: list[Part]) -> int:
+        def work(parts: Iterator[Part]) -> int:
             loop, changed = _assign(bins.dtype, table.dtype), 0
             for n, part in parts:
                 clusters = self.clusters[n]

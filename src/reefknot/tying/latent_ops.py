@@ -8,7 +8,7 @@ Unaware   of phases, of prices and of when what happens.
 Both implementations choose the same clusters, bit for bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -147,7 +147,7 @@ class Compiled(InTorch):
         loop, own, none = loops.put(real, index), centers.astype(real), np.zeros(0, real)
         found = [none if grad is None else ops.flat(grad).numpy() for grad in grads]
 
-        def put(parts: list[Part]) -> None:
+        def put(parts: Iterator[Part]) -> None:
             for n, at in parts:
                 latent, clusters = self.weights[n][at], self.clusters[n][at]
                 places = self.places[n][at]
@@ -159,7 +159,7 @@ class Compiled(InTorch):
         """See `InTorch`."""
         loop = loops.take(members.types[0])
 
-        def take(parts: list[Part]) -> None:
+        def take(parts: Iterator[Part]) -> None:
             for n, at in parts:
                 loop(members.arrays[n][0], self.places[n][at], self.weights[n][at])
 
@@ -174,7 +174,7 @@ class Compiled(InTorch):
         table = np.array([values.values, values.prices, edges, values.clusters], real)
         loop, out = loops.choose(real, index), -1 if zero is None else zero
 
-        def choose(parts: list[Part]) -> NDArray[np.int64]:
+        def choose(parts: Iterator[Part]) -> NDArray[np.int64]:
             counts = np.zeros(num_clusters, np.int64)
             for n, at in parts:
                 latent, clusters, bits = self.weights[n][at], self.clusters[n][at], self.bits[n][at]
@@ -190,11 +190,11 @@ class Compiled(InTorch):
         real, index = members.types
         loop, own = loops.tie(real, index), centers.astype(real)
 
-        def tie(parts: list[Part]) -> None:
+        def tie(parts: Iterator[Part]) -> None:
             for n, at in parts:
                 loop(*members.arrays[n], self.places[n][at], self.clusters[n][at], own)
 
         self._share(tie)
 
-    def _share(self, work: Callable[[list[Part]], T]) -> list[T]:
+    def _share(self, work: Callable[[Iterator[Part]], T]) -> list[T]:
         return share(work, list(map(len, self.places)), torch.get_num_threads())

@@ -123,7 +123,7 @@ class Tensors:
         """
         return share(lambda parts: work(self._pieces(parts)), self.sizes, torch.get_num_threads())
 
-    def _pieces(self, parts: list[Part]) -> Iterator[Piece]:
+    def _pieces(self, parts: Iterator[Part]) -> Iterator[Piece]:
         for n, part in parts:
             weights, assignment = self.arrays[n]
             dead = self.held[n].dead
