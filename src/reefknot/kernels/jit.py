@@ -85,9 +85,12 @@ class Loop:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the loop."""
-        if self._machine_code is None and self._has_little_to_do(arguments):
-            return plain.run(self.function, arguments)
-        return self.machine_code(*arguments)
+        machine_code = self._machine_code
+        if machine_code is None:
+            if self._has_little_to_do(arguments):
+                return plain.run(self.function, arguments)
+            machine_code = self.machine_code
+        return machine_code(*arguments)
 
     @property
     def machine_code(self) -> Any:

@@ -265,13 +265,13 @@ def cluster_sums(
 def _sums(
     types: Any, num_clusters: int, scale: float, limit: float, pieces: Iterable[Piece]
 ) -> NDArray[np.int64]:
-    """The sums of some pieces, and how many of their blocks exceed the limit."""
+    """The sums of some pieces; and in the last element, how many blocks exceed the limit."""
     terms = np.empty(BLOCK, f"i{np.dtype(types[0]).itemsize}")
-    sums, exceeded = np.zeros((ROWS, num_clusters), np.int64), 0
+    sums = np.zeros((ROWS, num_clusters + 1), np.int64)
+    loop = loops.sum_clusters(*types)
     for _, _, weights, assignment, dead in pieces:
-        loop = loops.sum_clusters(*types)
-        exceeded += loop(weights, assignment, dead, scale, limit, terms, sums)
-    return np.append(sums.sum(0), exceeded)
+        sums[0, -1] += loop(weights, assignment, dead, scale, limit, terms, sums)
+    return sums.sum(0)
 
 
 def _by_device(held: Sequence[Held]) -> list[tuple[torch.device, list[Held]]]:
