@@ -122,6 +122,8 @@ def unprivileged() -> Iterator[Path]:
 
 @pytest.mark.parametrize("rights", [0o000, 0o600])
 def test_a_folder_without_search_rights_is_refused_in_one_sentence(rights: int) -> None:
+    # Imports all modules that a refusal needs: a user of lesser rights may not read them.
+    refused(command("run", Path(__file__), "--resume"), "")
     with unprivileged() as place:
         config, locked = digits_config(place), place / "locked"
         (locked / "inside").mkdir(parents=True)
