@@ -29,13 +29,7 @@ class Figure:
     title: str
     note: str
     body: str
-    shape: str = ""  # "wide" for both columns of the page
     numbers: Numbers | None = None
-
-
-def sign_kind(value: float) -> str:
-    """The class that colors a value: negative, zero or positive."""
-    return "zero" if value == 0 else "negative" if value < 0 else "positive"
 
 
 def document(title: str, parts: Sequence[str], *, version: object = None) -> str:
@@ -59,7 +53,7 @@ def figure(shown: Figure) -> str:
     note = tag("p", text(shown.note)) if shown.note else ""
     caption = tag("figcaption", tag("h3", text(shown.title)), note)
     numbers = tables.numbers(shown.title, shown.numbers) if shown.numbers else ""
-    return tag("figure", caption, shown.body, numbers, class_=shown.shape or None)
+    return tag("figure", caption, shown.body, numbers)
 
 
 def header(kind: str, title: str, *parts: str, words: str = "") -> str:

@@ -13,7 +13,8 @@ import re
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-_VOID = frozenset({"meta", "img", "source"})
+_VOID = frozenset({"meta"})
+_SHAPES = frozenset({"rect", "path", "line", "circle"})
 
 
 def text(value: object) -> str:
@@ -43,9 +44,5 @@ def tag(name: str, /, *children: str, **attributes: object) -> str:
     head = " ".join(parts)
     if children:
         return f"<{head}>{''.join(children)}</{name}>"
-    return (
-        f"<{head}>" if name in _VOID else f"<{head}/>" if name in _SHAPES else f"<{head}></{name}>"
-    )
-
-
-_SHAPES = frozenset({"rect", "path", "line", "circle"})
+    end = "" if name in _VOID else "/" if name in _SHAPES else f"></{name}"
+    return f"<{head}{end}>"

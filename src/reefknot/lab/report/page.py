@@ -11,8 +11,8 @@ from typing import Any
 
 from reefknot import rates
 from reefknot.inspection import Inspection
-from reefknot.lab.report import curves, histograms, matrices, tables
-from reefknot.lab.report.document import document, figure, gallery, header, section
+from reefknot.lab.report import curves, tables, values
+from reefknot.lab.report.document import document, gallery, header, section
 from reefknot.lab.report.markup import tag, text
 from reefknot.lab.report.wording import count, duration, mapping, number, percent, rate, share
 from reefknot.state import TiedState
@@ -56,7 +56,7 @@ def render(
         gallery(
             "Shared values",
             "Negative values are blue, positive ones orange, zero is grey.",
-            [*curves.centers(lines), *histograms.histograms(state, lines)],
+            [*values.centers(lines), *values.histograms(state, lines)],
         ),
         _sizes(sizes),
         _tensors(state),
@@ -79,12 +79,8 @@ def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, 
         facts.setdefault("original_bytes", state.original_bytes)
         if state.codebooks:
             facts.setdefault("num_clusters", state.num_clusters)
-            for key, compute in (
-                ("rate_fixed", rates.rate_fixed),
-                ("rate_paper", rates.rate_paper),
-            ):
-                if key not in facts:
-                    facts[key] = compute(state)
+            for key in ("rate_fixed", "rate_paper"):
+                facts[key] = facts.get(key) or getattr(rates, key)(state)
     before, after = number(facts.get("original_bytes")), number(facts.get("file_bytes"))
     if before and after:
         facts.setdefault("rate_file", before / after)
@@ -119,36 +115,24 @@ def _headline(facts: Mapping[str, Any]) -> str:
         parts.append(tag("span", text(f"{count(after if before is None else before)} bytes")))
     if number(facts.get("rate_file")) is not None:
         parts.append(tag("span", text(rate(facts["rate_file"])), class_="rate"))
-    if number(facts.get("test_error")) is not None:
-        parts.append(tag("span", text(f"test error {percent(facts['test_error'])}")))
-    elif number(facts.get("val_error")) is not None:
-        parts.append(tag("span", text(f"validation error {percent(facts['val_error'])}")))
-    if not parts:
-        return ""
+    for key, words in (("test_error", "test error"), ("val_error", "validation error")):
+        if number(facts.get(key)) is not None:
+            parts.append(tag("span", text(f"{words} {percent(facts[key])}")))
+            break
     scale = ""
     if before and after and before > 0 and after > 0:
-        longest = max(before, after)
-        scale = tag(
-            "div",
-            tag("div", class_="before", style=f"width:{100 * before / longest:.3f}%"),
-            tag("div", style=f"width:{100 * after / longest:.3f}%"),
-            class_="weights",
-            role="img",
-            aria_label="Size before and after, drawn to scale",
-        )
-    return tag("p", ", ".join(parts), class_="headline") + scale
+        widths = [100 * size / max(before, after) for size in (before, after)]
+        bars = [tag("div", style=f"width:{width:.3f}%") for width in widths]
+        told = "Size before and after, drawn to scale"
+        scale = tag("div", *bars, class_="weights", role="img", aria_label=told)
+    return tag("p", ", ".join(parts), class_="headline") + scale if parts else ""
 
 
 def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
     """The figures of a run, each with what it counts."""
     shown = (
         ("rate_file", "Rate of the file", rate, "bytes before over bytes of the whole file"),
-        (
-            "rate_paper",
-            "Rate as in the paper",
-            rate,
-            "CSR and Huffman accounting; not a size on disk",
-        ),
+        ("rate_paper", "Rate as in the paper", rate, "CSR and Huffman accounting; not on disk"),
         ("rate_fixed", "Rate at fixed width", rate, "log2 K bits for every weight, zeros too"),
         ("density", "Density", share, "of trainable parameters are not zero"),
         ("num_clusters", "Shared values", count, "zero is one of them, if there are zeros"),
@@ -161,14 +145,9 @@ def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
         threads = number(facts.get("threads"))
         if key == "seconds" and threads is not None:
             note = f"on {count(threads)} thread{'' if threads == 1 else 's'}"
-        found.append(
-            tag(
-                "div",
-                tag("dt", text(name)),
-                tag("dd", text(worded(facts[key])), class_="big"),
-                tag("dd", text(note), class_="note"),
-            )
-        )
+        value = tag("dd", text(worded(facts[key])), class_="big")
+        note = tag("dd", text(note), class_="note")
+        found.append(tag("div", tag("dt", text(name)), value, note))
     return tag("dl", *found, class_="facts") if found else ""
 
 
@@ -180,42 +159,25 @@ def _sizes(sizes: Inspection | None) -> str:
     ways = [f"{count(sizes.original_bytes)} bytes as they are"]
     ways += [f"{count(size)} after {name}" for name, size in others if size is not None]
     lead = f"The same values take {', '.join(ways)}."
-    legend = _legend(
-        ("places", "positions of the weights that are not the most frequent value"),
-        ("values", "values of these weights"),
-        ("other", "the rest"),
-    )
-    return section("Where every byte went", tables.sizes(sizes), legend, lead=lead)
-
-
-def _legend(*kinds: tuple[str, str]) -> str:
+    kinds = {
+        "places": "positions of the weights that are not the most frequent value",
+        "values": "values of these weights",
+        "other": "the rest",
+    }
     keys = (
-        tag("span", tag("i", class_=f"swatch {kind}".strip()), text(words), class_="ramp")
-        for kind, words in kinds
+        tag("span", tag("i", class_=f"swatch {kind}"), text(words), class_="ramp")
+        for kind, words in kinds.items()
     )
-    return tag("p", *keys, class_="legend")
+    legend = tag("p", *keys, class_="legend")
+    return section("Where every byte went", tables.sizes(sizes), legend, lead=lead)
 
 
 def _tensors(state: TiedState | None) -> str:
     if state is None or not state.tensors:
         return ""
-    survey = matrices.survey(state)
-    parts = [tables.tensors(survey.tensors)]
-    if state.aliases:
-        same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())
-        parts.append(tag("p", text(f"Stored once and shared: {same}."), class_="lead"))
-    if survey.masks:
-        drawn = list(survey.masks)
-        if survey.heat:
-            drawn.insert(1, survey.heat)  # beside the first layer, whose inputs it shows
-        legend = (("alive", "not zero"), ("empty", "zero"), ("", "dead row or column"))
-        parts.append(_legend(*legend))
-        parts.append(tag("div", *map(figure, drawn), class_="pictures"))
-    left_out = ((survey.hidden, "more"), (survey.full, "without a zero"))
-    if told := [f"{count(number_of)} {which}" for number_of, which in left_out if number_of]:
-        words = f"Matrices that are not drawn: {', '.join(told)}."
-        parts.append(tag("p", text(words), class_="lead"))
-    return section("Tensors", *parts)
+    same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())
+    shared = tag("p", text(f"Stored once and shared: {same}."), class_="lead") if same else ""
+    return section("Tensors", tables.tensors(state), shared)
 
 
 def _made(facts: Mapping[str, Any], config: str) -> str:

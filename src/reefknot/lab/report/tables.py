@@ -1,17 +1,21 @@
 """Tables: errors by stage, bytes by part, tensors, settings; and the scrolling box around a table.
 
-Takes     a record's facts, an `Inspection`, what a survey found about each tensor.
+Takes     a record's facts, an `Inspection`, a `TiedState`.
 Gives     markup; an empty string if there is nothing to show.
+Paper     appendix: rows and columns without weights.
 Unaware   of the page around them, and of drawings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from reefknot.dtypes import is_zero
 from reefknot.inspection import Inspection
 from reefknot.lab.report.markup import tag, text
-from reefknot.lab.report.structure import Occupancy
 from reefknot.lab.report.wording import DASH, TIMES, count, mapping, number, percent, plain, share
+from reefknot.state import KeptTensor, TiedState, TiedTensor
 
 DENSE = "Dense network"
 STAGES = (
@@ -128,25 +132,37 @@ def _bytes(size: float | None) -> str:
     return f"{size:,.1f}" if size else DASH
 
 
-def tensors(found: Sequence[Occupancy]) -> str:
+def tensors(state: TiedState) -> str:
     """One row a tensor: what it is, and what is left of it."""
-    rows = []
-    for one in found:
-        dead = [DASH, DASH]
-        if one.is_matrix:
-            of = (one.dead_rows.size, one.dead_columns.size)
-            dead = [f"{count(d)} of {count(n)}" for d, n in zip(one.num_dead, of, strict=True)]
-        kind = one.kind if one.is_tied else f"{one.kind}, kept exactly"
-        shape = f" {TIMES} ".join(map(str, one.shape)) or "scalar"
-        counts = [count(one.elements), count(one.nonzeros), share(one.density)]
-        rows.append([one.name, kind, shape, *counts, *dead])
-    elements = sum(one.elements for one in found)
-    nonzeros = sum(one.nonzeros for one in found)
-    density = share(nonzeros / elements if elements else 0.0)
+    rows, elements, nonzeros = [], 0, 0
+    for tensor in state.tensors:
+        alive = ~is_zero(state.values(tensor), state.dtype(tensor))
+        left = int(np.count_nonzero(alive))
+        elements, nonzeros = elements + alive.size, nonzeros + left
+        kind = state.dtype(tensor).tag + (
+            ", kept exactly" if isinstance(tensor, KeptTensor) else ""
+        )
+        shape = f" {TIMES} ".join(map(str, tensor.shape)) or "scalar"
+        counts = [count(alive.size), count(left), share(left / max(1, alive.size))]
+        rows.append([tensor.name, kind, shape, *counts, *_dead(tensor, alive)])
+    density = share(nonzeros / max(1, elements))
     foot = ["All", "", "", count(elements), count(nonzeros), density, "", ""]
     names = ("Shape", "Elements", "Non-zeros", "Density", "Dead rows", "Dead columns")
     heads = [("Tensor", ""), ("Type", "soft"), *((name, "num") for name in names)]
     return table(heads, rows, foot=foot, label="Tensors", wide=True)
+
+
+def _dead(tensor: TiedTensor | KeptTensor, alive: np.ndarray) -> list[str]:
+    """How many rows and columns have no weight left; vectors and buffers have neither.
+
+    A row is an output (a unit or a filter), a column an input (a unit or a channel), as in torch.
+    """
+    is_buffer = isinstance(tensor, KeptTensor) and not tensor.trainable
+    if alive.ndim < 2 or not alive.size or is_buffer:
+        return [DASH, DASH]
+    others = (tuple(range(1, alive.ndim)), (0, *range(2, alive.ndim)))
+    dead = [~alive.any(axis) for axis in others]
+    return [f"{count(int(one.sum()))} of {count(one.size)}" for one in dead]
 
 
 def numbers(title: str, told: Numbers) -> str:
