@@ -18,7 +18,7 @@ from optuna.distributions import CategoricalDistribution
 import reefknot
 from reefknot.cli import main
 from reefknot.lab.searching import study as study_module
-from reefknot.lab.searching.locks import alive, is_dead
+from reefknot.lab.searching.locks import locked
 from reefknot.lab.zoo import as_data
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and file locks")
@@ -228,17 +228,14 @@ def test_what_a_killed_worker_leaves_another_one_takes(place, monkeypatch):
     """Two workers at a time, on a journal; one of them is killed in a trial."""
     folder, journal = place / "two", place / "journal.log"
     monkeypatch.setenv("PAUSE", "0.06")
-    struck = []
 
     def trials():
         backend = optuna.storages.journal.JournalFileBackend(str(journal))
         return trials_of(folder, optuna.storages.JournalStorage(backend))
 
     def strike():
-        found = await_(lambda: next(folder.glob("trials/*/checkpoint.safetensors"), None))
-        struck.append(int(found.parent.name))
-        worker = trials()[struck[0]].user_attrs["worker"]
-        os.kill(int(worker.split("-")[-2]), signal.SIGKILL)
+        await_(lambda: len(list(folder.glob("trials/*/checkpoint.safetensors"))) == 2)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     thread = threading.Thread(target=strike)
     thread.start()
@@ -251,7 +248,7 @@ def test_what_a_killed_worker_leaves_another_one_takes(place, monkeypatch):
         done = command("search", "sizes.toml", "--trials", 4, "--out", folder, "--storage", journal)
     assert done.exit_code == 0, done.output
     assert [t.state.name for t in trials()] == ["COMPLETE"] * 4
-    assert [t.number for t in trials() if t.user_attrs.get("deaths")] == struck
+    assert [t.user_attrs["deaths"] for t in trials() if t.user_attrs["deaths"]] == [1]
     assert not (folder / "study.db").exists()
     for trial in trials():
         record = json.loads((folder / "trials" / f"{trial.number:04}" / "record.json").read_text())
@@ -259,36 +256,35 @@ def test_what_a_killed_worker_leaves_another_one_takes(place, monkeypatch):
         assert record["threads"] == 1
 
 
-def test_a_trial_that_kills_three_workers_is_failed(place, whole):
-    folder = place / "deadly"
+def a_study(folder):
     folder.mkdir()
-    study = study_module.Study(
-        folder, {"seed": CategoricalDistribution((1, 2))}, "recipe", storage=None, seed=0
-    )
-    for death in range(study_module.MAX_DEATHS):
-        with pytest.raises(ZeroDivisionError), alive(folder) as worker:
-            task = study.take(worker, 1)
+    return study_module.Study(folder, SEEDS, "recipe", storage=None, seed=0)
+
+
+def test_a_trial_that_kills_three_workers_is_failed(place):
+    study = a_study(place / "deadly")
+    for _ in range(study_module.MAX_DEATHS):
+        with pytest.raises(ZeroDivisionError), study.take(1) as task:
             assert task is not None and task.number == 0
-            assert not is_dead(folder, worker)
+            assert locked(place / "deadly" / "workers" / "0000") is None
             raise ZeroDivisionError
-        assert is_dead(folder, worker), death
-    with alive(folder) as worker:
-        assert study.take(worker, 1) is None
+    with study.take(1) as task:
+        assert task is None
     [trial] = study.trials()
     assert (trial.state, trial.reason) == ("failed", "its worker was killed 3 times")
+    assert os.listdir(place / "deadly" / "workers") == []
 
 
 def test_a_worker_that_is_alive_keeps_its_trial(place):
-    folder = place / "alive"
-    folder.mkdir()
-    study = study_module.Study(
-        folder, {"seed": CategoricalDistribution((1, 2))}, "recipe", storage=None, seed=0
-    )
-    with alive(folder) as first, alive(folder) as second:
-        task = study.take(first, 1)
-        assert study.take(second, 1) is None
+    study = a_study(place / "alive")
+    with study.take(1) as task:
+        with study.take(1) as other:
+            assert other is None
         study.release(task)
-        assert study.take(second, 1) == task
+    for _ in range(study_module.MAX_DEATHS):  # to be stopped is no death
+        with study.take(1) as again:
+            assert again == task
+            study.release(again)
 
 
 def test_folders_that_are_not_shared_have_their_own_files(place):

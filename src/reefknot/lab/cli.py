@@ -58,8 +58,11 @@ def run(
         raise click.UsageError("--resume continues a run, --force starts over: choose one of them.")
     if max_error_increase is None and reference_error is not None:
         raise click.UsageError("--reference-error goes with --max-error-increase.")
-    if max_error_increase is not None and baseline:
-        raise click.UsageError("--max-error-increase has a reference of its own; omit --baseline.")
+    if max_error_increase is not None and (baseline or force):
+        raise click.UsageError(
+            "--max-error-increase has a reference of its own, and needs a new folder or --resume; "
+            "omit --baseline and --force."
+        )
     from rich.console import Console
 
     from reefknot.lab.display import ProgressBar, record_table, unknown_loss
@@ -82,7 +85,6 @@ def run(
                 max_error_increase=max_error_increase,
                 reference_error=reference_error,
                 resume=resume,
-                force=force,
                 display=bar,
                 tell=_show_try,
             )

@@ -14,18 +14,17 @@ test data before a try is chosen.
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from reefknot.errors import CheckError, ConfigError, FormatError, TyingError
+from reefknot.errors import CheckError, ConfigError, TyingError
 from reefknot.files import read_bytes, write_atomically
 from reefknot.format import open_state
 from reefknot.lab.baselines import BASELINE
 from reefknot.lab.report import write_report
 from reefknot.lab.runs.config import Config, with_entries
-from reefknot.lab.runs.folder import clear, config_text, locked, names_in, remove
+from reefknot.lab.runs.folder import claimed, config_text, names_in
 from reefknot.lab.runs.journal import Record, read_record, write_record
 from reefknot.lab.runs.parts import network_and_data
 from reefknot.lab.runs.run import Display, errors_on_test, run
@@ -33,8 +32,6 @@ from reefknot.lab.runs.training import error_percent
 
 TRIES = 8
 CLOSE = 1.02  # sizes that differ by less are not worth another run
-STATE = "smallest.json"
-_COPIED = ("metrics.jsonl", "model.reef")
 
 
 class Try(NamedTuple):
@@ -46,6 +43,11 @@ class Try(NamedTuple):
     keeps: bool  # to the error that is allowed
     reason: str = ""
 
+    @property
+    def enough(self) -> int:
+        """The bytes that it has shown to be enough."""
+        return min(self.target_bytes, self.file_bytes or self.target_bytes)
+
 
 def smallest(
     config: Config,
@@ -54,7 +56,6 @@ def smallest(
     max_error_increase: float,
     reference_error: float | None = None,
     resume: bool = False,
-    force: bool = False,
     display: Display | None = None,
     tell: Callable[[Try], None] = lambda _: None,
 ) -> Record:
@@ -66,7 +67,6 @@ def smallest(
         max_error_increase: how many points of validation error compression may cost.
         reference_error: the error to compare with, in percent; that of the dense network if None.
         resume: go on in a folder that was begun with this configuration; finished tries are kept.
-        force: begin anew in such a folder.
         display: is told of every step.
         tell: is told of every try.
     """
@@ -74,29 +74,29 @@ def smallest(
     if not isinstance(first, int):
         raise ConfigError("--max-error-increase tries sizes, so it needs settings.target_bytes")
     config = replace(config, search={})
-    unseen = replace(config, evaluate_test=False)
+    unseen, place = replace(config, evaluate_test=False), folder / "tries"
     model, data = network_and_data(unseen)  # mistakes in names are found before anything is made
-    with locked(folder, make=not resume):
-        recipe = config_text(folder, config)
-        _claim(folder, recipe, resume=resume, force=force)
+    if not resume and folder.is_dir() and names_in(folder):
+        raise ConfigError(f"{folder} is not empty; add --resume, or choose another --out")
+    with claimed(place, config, resume=resume, force=False) as claim:
+        claim.take()
         if reference_error is None and config.start is not None:
             reference_error = error_percent(model, *data.validation, exact=True)
         elif reference_error is None:
-            reference_error = _dense(unseen, folder, display)["val_error"]
+            dense = replace(unseen, method=BASELINE, settings={})
+            plain = folder / "baseline"
+            reference_error = run(dense, plain, resume=plain.exists(), display=display)["val_error"]
         allowed = reference_error + max_error_increase
         most = sum(value.nbytes for value in model.state_dict().values())
         tries: list[Try] = []
         while len(tries) < TRIES and (target := next_target(tries, first, most)) is not None:
-            tries.append(_tried(unseen, target, folder, allowed, display))
-            state = {
-                "recipe": recipe,
-                "reference_error": reference_error,
-                "max_error_increase": max_error_increase,
-                "tries": [one._asdict() for one in tries],
-            }
-            _write_state(folder, state)
+            sized = with_entries(unseen, {"settings.target_bytes": target})
+            tries.append(_tried(sized, target, place / str(target), allowed, display))
             tell(tries[-1])
-        chosen = min((t for t in tries if t.keeps), key=_bytes, default=None)
+        kept = {"reference_error": reference_error, "max_error_increase": max_error_increase}
+        kept["tries"] = [one._asdict() for one in tries]
+        write_atomically(folder / "smallest.json", (json.dumps(kept, indent=2) + "\n").encode())
+        chosen = min((t for t in tries if t.keeps), key=lambda t: t.enough, default=None)
         if chosen is None:
             raise CheckError(_none_keeps(tries, reference_error, max_error_increase))
         return _conclude(config, folder, chosen, reference_error)
@@ -112,7 +112,7 @@ def next_target(tries: Sequence[Try], first: int, most: int) -> int | None:
     >>> next_target([Try(800, 790, 2.0, True), Try(395, 390, 4.0, False)], 800, 100_000)
     559
     """
-    high = min((_bytes(t) for t in tries if t.keeps), default=None)
+    high = min((t.enough for t in tries if t.keeps), default=None)
     fails = (t.target_bytes for t in tries if not t.keeps)
     low = max((size for size in fails if high is None or size < high), default=None)
     if low is None:
@@ -123,16 +123,7 @@ def next_target(tries: Sequence[Try], first: int, most: int) -> int | None:
     return middle if low < middle < high and high > CLOSE * low else None
 
 
-def _bytes(one: Try) -> int:
-    """What a try has shown to be enough."""
-    return one.target_bytes if one.file_bytes is None else min(one.target_bytes, one.file_bytes)
-
-
-def _tried(
-    config: Config, target: int, folder: Path, allowed: float, display: Display | None
-) -> Try:
-    place = folder / "tries" / str(target)
-    sized = with_entries(config, {"settings.target_bytes": target})
+def _tried(sized: Config, target: int, place: Path, allowed: float, display: Display | None) -> Try:
     try:
         record = run(sized, place, resume=place.exists(), display=display)
     except (ConfigError, TyingError) as error:  # all else in the recipe was good for the reference
@@ -141,70 +132,17 @@ def _tried(
     return Try(target, record["file_bytes"], record["val_error"], keeps)
 
 
-def _dense(config: Config, folder: Path, display: Display | None) -> Record:
-    plain, place = replace(config, method=BASELINE, settings={}), folder / "baseline"
-    return run(plain, place, resume=place.exists(), display=display)
-
-
-# -- the folder -----------------------------------------------------------------------------
-
-
-def _claim(folder: Path, recipe: str, *, resume: bool, force: bool) -> None:
-    """Make the folder this search's own, or say why not; it is locked."""
-    names = {name for name in names_in(folder) if not name.endswith(".tmp")}
-    if resume and STATE in names:
-        before = _read_state(folder)
-        if before.get("recipe") != recipe:
-            raise ConfigError(
-                f"{folder} was started with another configuration; resume with the same one, add "
-                "--force to begin anew, or choose another --out"
-            )
-        return
-    if force and STATE in names:
-        for place in (folder / "tries").glob("*"):
-            clear(place)
-            with suppress(OSError):  # somebody else's file is in it
-                place.rmdir()
-        clear(folder)
-        remove(folder, [STATE])
-    elif names:
-        raise ConfigError(
-            f"{folder} holds something else than what --max-error-increase writes; choose another "
-            "--out"
-            if resume or force
-            else f"{folder} is there already; add --resume to go on in it, --force to begin anew, "
-            "or choose another --out"
-        )
-    _write_state(folder, {"recipe": recipe})
-
-
-def _read_state(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_bytes(folder / STATE))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{folder / STATE} is damaged: {error}; add --force") from error
-    return found if isinstance(found, dict) else {}
-
-
-def _write_state(folder: Path, state: dict[str, Any]) -> None:
-    write_atomically(folder / STATE, (json.dumps(state, indent=2) + "\n").encode())
-
-
-# -- after ----------------------------------------------------------------------------------
-
-
 def _conclude(config: Config, folder: Path, chosen: Try, reference: float) -> Record:
     """The chosen run becomes the folder's own, and is the only one that meets test data."""
     place = folder / "tries" / str(chosen.target_bytes)
     sized = with_entries(config, {"settings.target_bytes": chosen.target_bytes})
-    for name in _COPIED:
+    for name in ("metrics.jsonl", "model.reef"):
         write_atomically(folder / name, read_bytes(place / name))
     write_atomically(folder / "config.toml", config_text(folder, sized).encode())
     plain = folder / "baseline" / "model.reef"
-    files: list[Path | None] = [folder / "model.reef"]
-    if plain.exists() or config.start is not None:
-        files.append(plain if plain.exists() else None)
-    test, *dense_test = errors_on_test(sized, files)
+    # None is the network in `start`; a reference that was only told has no network.
+    dense = [plain] if plain.exists() else [None] if config.start is not None else []
+    test, *dense_test = errors_on_test(sized, [folder / "model.reef", *dense])
     record = read_record(place) | {"test_error": test, "dense_val_error": reference}
     record["dense_test_error"] = dense_test[0] if dense_test else None
     write_record(folder, record)
@@ -213,12 +151,12 @@ def _conclude(config: Config, folder: Path, chosen: Try, reference: float) -> Re
 
 
 def _none_keeps(tries: Sequence[Try], reference: float, increase: float) -> str:
-    measured = [t for t in tries if t.val_error is not None]
+    measured = [(t.val_error, t.file_bytes) for t in tries if t.val_error is not None]
     if not measured:
         return f"no size could be had: {tries[-1].reason}"
-    best = min(measured, key=lambda t: t.val_error or 0.0)
+    error, size = min(measured)
     return (
         f"none of {len(tries)} sizes keeps the validation error within {increase:g} points of "
-        f"{reference:.2f} %; the best, {best.file_bytes:,} bytes, has {best.val_error:.2f} %. "
+        f"{reference:.2f} %; the best, {size:,} bytes, has {error:.2f} %. "
         "Train longer, or allow more with --max-error-increase"
     )

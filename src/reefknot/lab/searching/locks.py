@@ -1,15 +1,13 @@
 """Locks that end with the process that holds them.
 
-Takes     the folder of a search.
-Gives     a mutex for all processes of the search, and a liveness lock for each worker.
-Unaware   of what is done under the mutex.
+Takes     a file.
+Gives     a mutex that waits, and a lock that tells whether another process holds it.
+Unaware   of what is done under them.
 """
 
 import os
-import secrets
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from reefknot.errors import ReefknotError
@@ -23,7 +21,7 @@ except ImportError:  # there is none on Windows
 @contextmanager
 def mutex(folder: Path) -> Iterator[None]:
     """Wait until no other process that sees this folder holds the mutex, and hold it."""
-    handle = _open(folder / "turn.lock")
+    handle = _open(folder / "turn.lock", os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -31,54 +29,26 @@ def mutex(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-@contextmanager
-def alive(folder: Path) -> Iterator[str]:
-    """A name for this worker, with a lock that is held until its process ends, however it ends.
+def locked(path: Path, *, make: bool = False) -> int | None:
+    """A handle that holds the lock until it is closed; None if another one does.
 
-    A worker that fails or is killed leaves its file behind, unlocked.
+    Without `make` also None if the file is not there.
     """
-    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    path = folder / "workers" / name
-    with mutex(folder):  # so that nobody sees the file unlocked
-        handle = _open(path)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield name
-        path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
-
-
-def is_dead(folder: Path, name: str) -> bool:
-    """Whether a worker that started in this folder has failed or was killed.
-
-    A worker that started in another folder (on another machine) is taken to be alive.
-    """
-    try:
-        handle = os.open(folder / "workers" / name, os.O_RDWR)
-    except OSError:
-        return False
-    try:
+    if not make and not path.exists():
+        return None
+    handle = _open(path, os.O_CREAT if make else 0)
+    with suppress(BlockingIOError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+        return handle
+    os.close(handle)
+    return None
 
 
-def forget_dead(folder: Path, keep: set[str]) -> None:
-    """Delete the files of dead workers, except those in `keep`; the caller holds the mutex."""
-    for path in (folder / "workers").iterdir():
-        if path.name not in keep and is_dead(folder, path.name):
-            path.unlink(missing_ok=True)
-
-
-def _open(path: Path) -> int:
+def _open(path: Path, flags: int) -> int:
     if fcntl is None:
         raise ReefknotError("a search needs file locks, which this system does not have")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        return os.open(path, os.O_RDWR | flags, 0o666)
     except OSError as error:
         raise ReefknotError(f"{path} could not be opened: {error.strerror}") from error

@@ -4,11 +4,12 @@ Takes     a folder, where the storage is, and what is searched.
 Gives     `Study`, from which workers on any machine take trials; a trial belongs to one worker.
 Unaware   of how a trial is run.
 
-A trial that a worker has taken is running, for Optuna, until its result is told. If the worker
-dies, the next one that looks for work takes the same trial, with the same values, and resumes it
-from its checkpoint.
+A trial that a worker has taken is running, for Optuna, until its result is told, and locked until
+then or until the worker dies. After that the next one that looks for work takes the same trial,
+with the same values, and resumes it from its checkpoint.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.lab.searching.locks import forget_dead, is_dead, mutex
+from reefknot.lab.searching.locks import locked, mutex
 from reefknot.lab.searching.space import Space
 from reefknot.lab.searching.trial import Trial
 
@@ -69,28 +70,54 @@ class Study:
                 "another configuration; continue with that one, or choose another --out"
             )
 
-    def take(self, worker: str, most: int) -> Trial | None:
-        """The next trial for this worker: an abandoned one, or a new one up to `most`; or None."""
+    @contextmanager
+    def take(self, most: int) -> Iterator[Trial | None]:
+        """The next trial, which nobody else works on inside; None if there is nothing to do.
+
+        It is one that was abandoned, or a new one up to `most`. It is locked in this folder: one
+        that was begun in another (on another machine) has no lock here and is left alone.
+        """
         with mutex(self.folder), self._failures("failed"):
-            trials = self._study.get_trials(deepcopy=False)
-            running = [found for found in trials if found.state == TrialState.RUNNING]
-            forget_dead(self.folder, {str(found.user_attrs.get("worker")) for found in running})
-            for found in running:
-                if self._is_abandoned(found):
-                    return self._take_over(found, worker)
-            if sum("worker" in found.user_attrs for found in trials) >= most:
-                return None
-            # The seed differs from that of earlier trials, and is the same after a restart.
-            seed = (self.seed * 1_000_003 + len(trials)) % 2**32
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
-            trial = self._study.ask(dict(self.space))
-            trial.set_user_attr("worker", worker)
-            return Trial(trial.number, values=trial.params)
+            handle, trial = self._next(most)
+        try:
+            yield trial
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def _next(self, most: int) -> tuple[int | None, Trial | None]:
+        trials = self._study.get_trials(deepcopy=False)
+        for found in trials:
+            if found.state != TrialState.RUNNING:
+                continue
+            if "deaths" not in found.user_attrs:  # its worker was killed while taking it
+                if datetime.now() - (found.datetime_start or datetime.min) > _UNCLAIMED:
+                    self._study.tell(found.number, state=TrialState.FAIL)
+            elif (handle := locked(self._lock(found.number))) is not None:
+                deaths = found.user_attrs["deaths"] + 1
+                taken = self._handle(found.number)
+                taken.set_user_attr("deaths", deaths)
+                if deaths < MAX_DEATHS:
+                    return handle, _plain(found)
+                taken.set_user_attr("reason", f"its worker was killed {MAX_DEATHS} times")
+                self._study.tell(found.number, state=TrialState.FAIL)
+                self._lock(found.number).unlink()
+                os.close(handle)
+        if sum("deaths" in found.user_attrs for found in trials) >= most:
+            return None, None
+        # The seed differs from that of earlier trials, and is the same after a restart.
+        seed = (self.seed * 1_000_003 + len(trials)) % 2**32
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+        trial = self._study.ask(dict(self.space))
+        handle = locked(self._lock(trial.number), make=True)
+        trial.set_user_attr("deaths", 0)
+        return handle, Trial(trial.number, values=trial.params)
 
     def release(self, trial: Trial) -> None:
         """Give a trial back for another worker, because this one was asked to stop."""
         with self._failures("failed"):
-            self._handle(trial.number).set_user_attr("worker", None)
+            handle = self._handle(trial.number)
+            handle.set_user_attr("deaths", handle.user_attrs["deaths"] - 1)  # as it will be counted
 
     def tell(self, trial: Trial) -> None:
         """What came of a trial that this worker has taken."""
@@ -101,33 +128,17 @@ class Study:
             handle.set_user_attr("curve", list(trial.curve))
             handle.set_user_attr("reason", trial.reason)
             self._study.tell(trial.number, values, state)  # type: ignore[arg-type]
+        with mutex(self.folder):  # whoever looks at the lock has read what it belongs to
+            self._lock(trial.number).unlink(missing_ok=True)
 
     def trials(self) -> list[Trial]:
         """All that workers have taken so far, in order."""
         with self._failures("failed"):
             trials = self._study.get_trials(deepcopy=False)
-        return [_plain(trial) for trial in trials if "worker" in trial.user_attrs]
+        return [_plain(trial) for trial in trials if "deaths" in trial.user_attrs]
 
-    def _is_abandoned(self, trial: FrozenTrial) -> bool:
-        if "worker" in trial.user_attrs:
-            owner = trial.user_attrs["worker"]
-            if owner is not None and not is_dead(self.folder, owner):
-                return False
-            if trial.user_attrs.get("deaths", 0) + (owner is not None) < MAX_DEATHS:
-                return True
-            handle = self._handle(trial.number)
-            handle.set_user_attr("reason", f"its worker was killed {MAX_DEATHS} times")
-        elif trial.datetime_start and datetime.now() - trial.datetime_start < _UNCLAIMED:
-            return False
-        self._study.tell(trial.number, state=TrialState.FAIL)
-        return False
-
-    def _take_over(self, trial: FrozenTrial, worker: str) -> Trial:
-        handle, owner = self._handle(trial.number), trial.user_attrs["worker"]
-        if owner is not None:
-            handle.set_user_attr("deaths", trial.user_attrs.get("deaths", 0) + 1)
-        handle.set_user_attr("worker", worker)
-        return Trial(trial.number, values=dict(trial.params))
+    def _lock(self, number: int) -> Path:
+        return self.folder / "workers" / f"{number:04d}"
 
     def _handle(self, number: int) -> optuna.Trial:
         """A trial that can be changed; one that another process took must be looked up first."""

@@ -22,7 +22,6 @@ from reefknot.lab.runs.folder import clear, config_text
 from reefknot.lab.runs.journal import read_rows
 from reefknot.lab.runs.run import InterruptedRunError, on_stop_signal, run
 from reefknot.lab.runs.training import Progress
-from reefknot.lab.searching.locks import alive
 from reefknot.lab.searching.space import space_of, trial_config
 from reefknot.lab.searching.study import Study
 from reefknot.lab.searching.trial import Curve, Trial, unpromising
@@ -58,9 +57,11 @@ class _PrunedError(ReefknotError):
 
 def work(job: Job, tell: Tell) -> None:
     """Run trials as long as there are any to take; `tell` is called with each result."""
-    with alive(job.folder) as name:
-        study = job.open()
-        while (trial := study.take(name, job.trials)) is not None:
+    study = job.open()
+    while True:
+        with study.take(job.trials) as trial:
+            if trial is None:
+                return
             try:
                 with doing(f"trial {trial.number}, of {job.trials:,} in all"):
                     result = _run(trial, job, study)
