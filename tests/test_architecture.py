@@ -115,7 +115,7 @@ WITHOUT_TORCH = {
     ),
     *("progress", "lab.report"),
 }
-SHARED = {"mixture", "noisy", "pruned"}  # what several compared methods are made of
+SHARED = {"by_name", "mixture", "noisy", "pruned"}  # what several compared methods are made of
 MAP = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 # What others may build on, the laboratory among them.
 PUBLIC = set(

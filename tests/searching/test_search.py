@@ -54,7 +54,6 @@ optimizer = {{ name = "adam", lr = 0.02 }}
 """
 SIZES = '[search]\n"settings.target_bytes" = [220, 420]\n"optimizer.lr" = [0.01, 0.05]\n'
 SEEDS = {"seed": CategoricalDistribution((1, 2))}
-SOME_NEVER_LEARN = '[search]\n"optimizer.lr" = [1e-9, 0.03, 0.031]\n'
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,6 @@ def place(tmp_path_factory):
     (folder / "searched.py").write_text(MODULE)
     (folder / "sizes.toml").write_text(RECIPE.format(seed=0, every=40) + SIZES)
     (folder / "plain.toml").write_text(RECIPE.format(seed=0, every=40))
-    (folder / "lr.toml").write_text(RECIPE.format(seed=1, every=4) + SOME_NEVER_LEARN)
     return folder
 
 
@@ -168,6 +166,16 @@ def test_a_search_that_is_done_has_nothing_more_to_do_and_more_trials_go_on(whol
     assert begun[0] == before[0][:3]
     searched("sizes.toml", "--trials", 5, "--out", "begun")
     assert results(place / "begun") == before
+
+
+def test_the_smallest_file_that_is_good_enough_is_named(whole):
+    folder, _ = whole
+    front = json.loads((folder / "front.json").read_text())
+    again = ("sizes.toml", "--trials", 5, "--out", "whole", "--max-error")
+    for one in front:  # each is the smallest of those that are as good
+        told = searched(*again, one["val_error"]).stdout.splitlines()[-1]
+        assert told == f"smallest file with at most {one['val_error']:g} %: {one['file']}"
+    refused(command("search", *again, 0), "no file has a validation error of at most 0 %", 1)
 
 
 # -- kills ----------------------------------------------------------------------------------
@@ -304,21 +312,7 @@ def test_folders_that_are_not_shared_have_their_own_files(place):
     assert len(os.listdir("there/far/front")) == sum(one["file"] is not None for one in front)
 
 
-# -- pruning and failing --------------------------------------------------------------------
-
-
-def test_runs_that_do_not_learn_are_given_up(place):
-    done = searched("lr.toml", "--trials", 8, "--out", "lr")
-    folder = place / "lr"
-    states = {}
-    for trial in trials_of(folder):
-        states.setdefault(trial.state.name, []).append(trial)
-    assert {t.params["optimizer.lr"] for t in states["PRUNED"]} == {1e-9}
-    for trial in states["PRUNED"]:
-        assert 1 / 3 <= trial.user_attrs["curve"][-1][0] < 1
-        assert not (folder / "trials" / f"{trial.number:04}").exists()
-        assert f"trial {trial.number}: optimizer.lr=1e-09: given up after" in done.stderr
-    assert f"{len(states['PRUNED'])} pruned" in (folder / "report.html").read_text()
+# -- failing --------------------------------------------------------------------
 
 
 def test_a_size_that_cannot_be_had_is_a_failed_trial(place):

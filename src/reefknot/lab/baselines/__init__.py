@@ -5,6 +5,7 @@ deep_compression.py      pruning, then k-means       pruned.py   what all that p
 soft_weight_sharing.py   a mixture of Gaussians      mixture.py  its mathematics
 sparse_vd.py             variational dropout         l2.py       weight decay, then k-means
 bayesian_compression.py  a prior on whole units      l1_threshold.py, magnitude_kmeans.py
+by_name.py               settings that are tables
 """
 
 from reefknot.lab.baselines.bayesian_compression import BayesianCompression

@@ -106,9 +106,7 @@ def _curves(front: Sequence[Compared], others: Sequence[Compared]) -> list[Figur
         step = -(-len(one.curve) // MAX_POINTS)
         points = [*one.curve[:-1:step], one.curve[-1]]
         chart.line(points, kind=kind, title=f"{one.name}, {one.state}")
-        if one.state == "pruned":
-            chart.end(points[-1:], "", kind=kind)
-    note = "over the share of the steps that are done; a dot ends a run that was given up"
+    note = "over the share of the steps that are done"
     return [Figure("Validation error", f"percent, {note}", chart.render())]
 
 

@@ -9,5 +9,4 @@ precision.py      a forward pass in bfloat16
 folder.py         the run's folder and its lock
 journal.py        metrics.jsonl, record.json, and what else a run must remember
 run.py            all of it, in order; and finished files on test data
-smallest.py       many of them: the smallest file that keeps the error
 """

@@ -10,21 +10,22 @@ front alone.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from reefknot.errors import CheckError, ConfigError, ReefknotError
 from reefknot.files import read_bytes, write_atomically
-from reefknot.lab.report import Compared, front_of, write_comparison
+from reefknot.lab.report import compared, front_of, write_comparison
 from reefknot.lab.runs.config import Config
 from reefknot.lab.runs.folder import config_text, names_in, remove
 from reefknot.lab.runs.parts import network_and_data
 from reefknot.lab.runs.run import errors_on_test
 from reefknot.lab.searching.locks import mutex
 from reefknot.lab.searching.space import space_of, trial_config
-from reefknot.lab.searching.trial import Trial
+from reefknot.lab.searching.study import Trial
 from reefknot.lab.searching.worker import Job, Tell, work, work_together
 from reefknot.progress import doing
 
@@ -72,9 +73,9 @@ def search(
         tell: called with every result of this command.
     """
     space_of(config)
-    _, data = network_and_data(trial_config(config, {}))  # wrong names make no folder
+    network_and_data(trial_config(config, {}))  # wrong names make no folder
     _claim(folder, config)
-    job = Job(config, folder, storage, trials, len(data.validation.labels))
+    job = Job(config, folder, storage, trials)
     study = job.open()
     killed = 0
     if jobs == 1:
@@ -84,7 +85,7 @@ def search(
     found = study.trials()
     running = [trial.number for trial in found if trial.state == "running"]
     with mutex(folder):
-        front = _conclude(config, folder, found, job.place, test=not running)
+        front = _conclude(job, found, test=not running)
     if killed and (running or not front):
         where = f" in trial {running[0]}" if running else ""
         raise CheckError(f"a worker was killed{where}; the same command continues")
@@ -121,24 +122,16 @@ def _claim(folder: Path, config: Config) -> None:
 # -- the front ------------------------------------------------------------------------------
 
 
-def _conclude(
-    config: Config,
-    folder: Path,
-    trials: Sequence[Trial],
-    place: Callable[[int], Path],
-    *,
-    test: bool,
-) -> list[Found]:
+def _conclude(job: Job, trials: Sequence[Trial], *, test: bool) -> list[Found]:
     """Write the results of a search; gives the front, the smallest file first.
 
     With `test` the files on the front are measured on test data. Nothing else ever is.
     """
-    done = [one for one in trials if one.state == "finished"]
-    points = [(float(one.file_bytes or 0), one.val_error or 0.0) for one in done]
-    front = [done[number] for number in front_of(points)]
-    files = _copied(folder, front, place)
+    done = [one for one in trials if one.file_bytes is not None and one.val_error is not None]
+    front = [done[n] for n in front_of([(t.file_bytes or 0, t.val_error or 0.0) for t in done])]
+    files = _copied(job, front)
     known = [file for file in files if file is not None]
-    errors = dict(zip(known, errors_on_test(config, known), strict=True)) if test else {}
+    errors = dict(zip(known, errors_on_test(job.config, known), strict=True)) if test else {}
     found = [
         Found(
             trial=one.number,
@@ -146,21 +139,19 @@ def _conclude(
             val_error=one.val_error or 0.0,
             test_error=None if file is None else errors.get(file),
             values=one.values,
-            file=None if file is None else str(file.relative_to(folder)),
+            file=None if file is None else str(file.relative_to(job.folder)),
         )
         for one, file in zip(front, files, strict=True)
     ]
-    rows = [asdict(one) for one in found]
-    write_atomically(folder / "front.json", (json.dumps(rows, indent=2) + "\n").encode())
-    _write_page(config, folder, trials, found)
+    rows = json.dumps([asdict(one) for one in found], indent=2)
+    write_atomically(job.folder / "front.json", f"{rows}\n".encode())
+    _write_page(job, trials, found)
     return found
 
 
-def _copied(
-    folder: Path, front: Sequence[Trial], place: Callable[[int], Path]
-) -> list[Path | None]:
+def _copied(job: Job, front: Sequence[Trial]) -> list[Path | None]:
     """Copy the files on the front, named by their sizes, and delete others."""
-    target = folder / "front"
+    target = job.folder / "front"
     try:
         target.mkdir(exist_ok=True)
         before = {path.name for path in target.glob("*.reef")}
@@ -168,36 +159,29 @@ def _copied(
         raise ReefknotError(f"{target} could not be made: {error.strerror}") from error
     files: list[Path | None] = []
     for one in front:
-        file = place(one.number) / "model.reef"
+        file = job.place(one.number) / "model.reef"
+        files.append(target / f"{one.file_bytes}.reef" if file.exists() else None)
         if file.exists():
-            files.append(target / f"{one.file_bytes}.reef")
             write_atomically(target / f"{one.file_bytes}.reef", read_bytes(file))
-        else:
-            files.append(None)
     remove(target, before - {file.name for file in files if file is not None})
     return files
 
 
-def _write_page(
-    config: Config, folder: Path, trials: Sequence[Trial], front: Sequence[Found]
-) -> None:
+def _write_page(job: Job, trials: Sequence[Trial], front: Sequence[Found]) -> None:
     tested = {one.trial: one.test_error for one in front}
     runs = [
-        Compared(
-            f"trial {one.number}",
-            one.state if not one.reason else f"{one.state}: {one.reason}",
-            one.file_bytes,
-            one.val_error,
-            tested.get(one.number),
-            one.curve,
-            one.values,
+        replace(
+            compared(job.place(one.number), f"trial {one.number}"),
+            state=one.state if not one.reason else f"{one.state}: {one.reason}",
+            file_bytes=one.file_bytes,
+            val_error=one.val_error,
+            test_error=tested.get(one.number),
+            values=one.values,
         )
         for one in trials
     ]
-    counts = {state: sum(one.state == state for one in trials) for state in _STATES}
-    lead = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    title = f"{config.model} on {config.data}: {len(front)} on the front"
-    write_comparison(folder / "report.html", title, f"{config.method}; trials: {lead}", runs)
-
-
-_STATES = ("finished", "pruned", "failed", "running")
+    counts = Counter(one.state for one in trials)
+    lead = ", ".join(f"{number} {state}" for state, number in counts.items())
+    title = f"{job.config.model} on {job.config.data}: {len(front)} on the front"
+    page = job.folder / "report.html"
+    write_comparison(page, title, f"{job.config.method}; trials: {lead}", runs)

@@ -11,8 +11,9 @@ with the same values, and resumes it from its checkpoint.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,23 @@ from optuna.trial import FrozenTrial, TrialState
 
 from reefknot.errors import ConfigError, ReefknotError
 from reefknot.lab.searching.locks import locked, mutex
-from reefknot.lab.searching.space import Space
-from reefknot.lab.searching.trial import Trial
+from reefknot.lab.searching.space import Space, Value
 
 MAX_DEATHS = 3  # of workers in one trial, which may be what kills them
 _UNCLAIMED = timedelta(minutes=1)  # older trials without a worker: it was killed while taking them
-STATES = {
-    TrialState.COMPLETE: "finished",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
-}
+_WORDS = {TrialState.COMPLETE: "finished", TrialState.FAIL: "failed"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that a worker has taken, and what came of it; the error is of validation data."""
+
+    number: int
+    state: str = "running"  # or finished, failed
+    values: Mapping[str, Value] = field(default_factory=dict)
+    val_error: float | None = None
+    file_bytes: int | None = None
+    reason: str = ""  # why it failed
 
 
 class Study:
@@ -121,13 +127,12 @@ class Study:
 
     def tell(self, trial: Trial) -> None:
         """What came of a trial that this worker has taken."""
-        values = [trial.val_error, trial.file_bytes] if trial.state == "finished" else None
-        state = next(key for key, name in STATES.items() if name == trial.state)
         with self._failures("failed"):
-            handle = self._handle(trial.number)
-            handle.set_user_attr("curve", list(trial.curve))
-            handle.set_user_attr("reason", trial.reason)
-            self._study.tell(trial.number, values, state)  # type: ignore[arg-type]
+            self._handle(trial.number).set_user_attr("reason", trial.reason)
+            if trial.val_error is not None and trial.file_bytes is not None:
+                self._study.tell(trial.number, [trial.val_error, trial.file_bytes])
+            else:
+                self._study.tell(trial.number, state=TrialState.FAIL)
         with mutex(self.folder):  # whoever looks at the lock has read what it belongs to
             self._lock(trial.number).unlink(missing_ok=True)
 
@@ -178,10 +183,9 @@ def _plain(trial: FrozenTrial) -> Trial:
     error, size = trial.values if trial.state == TrialState.COMPLETE else (None, None)
     return Trial(
         number=trial.number,
-        state=STATES[trial.state],
+        state=_WORDS.get(trial.state, "running"),
         values=dict(trial.params),
         val_error=error,
         file_bytes=None if size is None else int(size),
-        curve=[(share, found) for share, found in trial.user_attrs.get("curve", [])],
         reason=trial.user_attrs.get("reason", ""),
     )

@@ -14,17 +14,13 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from reefknot.errors import ConfigError, DivergedError, ReefknotError, TyingError
 from reefknot.lab.runs.config import Config
 from reefknot.lab.runs.folder import clear, config_text
-from reefknot.lab.runs.journal import read_rows
 from reefknot.lab.runs.run import InterruptedRunError, on_stop_signal, run
-from reefknot.lab.runs.training import Progress
 from reefknot.lab.searching.space import space_of, trial_config
-from reefknot.lab.searching.study import Study
-from reefknot.lab.searching.trial import Curve, Trial, unpromising
+from reefknot.lab.searching.study import Study, Trial
 from reefknot.progress import doing
 
 Tell = Callable[[Trial], None]
@@ -38,7 +34,6 @@ class Job:
     folder: Path
     storage: str | None
     trials: int
-    examples: int  # for validation
 
     def open(self) -> Study:
         """Create or open the study."""
@@ -51,10 +46,6 @@ class Job:
         return self.folder / "trials" / f"{number:04d}"
 
 
-class _PrunedError(ReefknotError):
-    """The run is not worth its remaining steps."""
-
-
 def work(job: Job, tell: Tell) -> None:
     """Run trials as long as there are any to take; `tell` is called with each result."""
     study = job.open()
@@ -64,7 +55,7 @@ def work(job: Job, tell: Tell) -> None:
                 return
             try:
                 with doing(f"trial {trial.number}, of {job.trials:,} in all"):
-                    result = _run(trial, job, study)
+                    result = _run(trial, job)
             except InterruptedRunError as error:
                 study.release(trial)
                 raise InterruptedRunError("stopped; the same command continues") from error
@@ -72,60 +63,20 @@ def work(job: Job, tell: Tell) -> None:
             tell(result)
 
 
-def _run(trial: Trial, job: Job, study: Study) -> Trial:
+def _run(trial: Trial, job: Job) -> Trial:
     """Run or resume a trial; gives what came of it."""
     place = job.place(trial.number)
     try:
-        config = trial_config(job.config, trial.values)
-        watch = _Watch(config, place, study.trials(), job.examples)
-        record = run(config, place, resume=place.exists(), display=watch)
-    except _PrunedError:
-        _discard(place)
-        return replace(trial, state="pruned", curve=watch.curve)
+        record = run(trial_config(job.config, trial.values), place, resume=place.exists())
     except (ConfigError, TyingError, DivergedError) as error:
         # A size that cannot be met, or settings that do not work together: others may.
-        _discard(place)
+        if place.exists():
+            clear(place)
+            with suppress(OSError):
+                place.rmdir()
         return replace(trial, state="failed", reason=str(error))
-    return replace(
-        trial,
-        state="finished",
-        val_error=record["val_error"],
-        file_bytes=record["file_bytes"],
-        curve=watch.curve,
-    )
-
-
-def _discard(place: Path) -> None:
-    """Delete what a run without a result has left."""
-    if place.exists():
-        clear(place)
-        with suppress(OSError):
-            place.rmdir()
-
-
-class _Watch:
-    """Looks at a run's measurements, and ends it if it is unpromising."""
-
-    def __init__(self, config: Config, place: Path, trials: list[Trial], examples: int) -> None:
-        self._steps = config.plan.steps
-        self._target = config.settings.get("target_bytes")
-        self._place, self._examples = place, examples
-        self._finished = [trial for trial in trials if trial.state == "finished"]
-        self.curve: Curve = ()
-
-    def stepped(self, progress: Progress) -> None:
-        """Nothing is decided at a step."""
-
-    def measured(self, row: dict[str, Any]) -> None:
-        """A row was written; the curve includes steps that earlier workers ran."""
-        rows = read_rows(self._place)
-        self.curve = [(found["step"] / self._steps, found["val_error"]) for found in rows]
-        size = self._target or row.get("predicted_bytes")
-        is_done = row["step"] >= self._steps
-        if is_done or not size:
-            return
-        if unpromising(self.curve, size, self._finished, self._examples):
-            raise _PrunedError
+    val_error, size = record["val_error"], record["file_bytes"]
+    return replace(trial, state="finished", val_error=val_error, file_bytes=size)
 
 
 # -- several at a time ----------------------------------------------------------------------
