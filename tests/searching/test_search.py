@@ -18,7 +18,7 @@ from optuna.distributions import CategoricalDistribution
 import reefknot
 from reefknot.cli import main
 from reefknot.lab.searching import study as study_module
-from reefknot.lab.searching.locks import locked
+from reefknot.lab.searching.study import locked
 from reefknot.lab.zoo import as_data
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and file locks")
@@ -350,7 +350,10 @@ def test_a_folder_of_something_else_is_refused(place):
     (place / "mine").mkdir()
     (place / "mine" / "notes.txt").write_text("mine")
     refused(command("search", "plain.toml", "--out", "mine"), "holds no search; choose another")
-    refused(command("search", "plain.toml", "--out", "plain.toml"), "plain.toml is a file")
+    refused(
+        command("search", "plain.toml", "--out", "plain.toml"),
+        "plain.toml could not be read: Not a dir",
+    )
     assert os.listdir(place / "mine") == ["notes.txt"]
 
 

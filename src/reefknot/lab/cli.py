@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reefknot.cli.printing import DEBUG, in_a_row, plain, print_table, table_of
-from reefknot.errors import CheckError, ReefknotError
+from reefknot.errors import CheckError
 
 if TYPE_CHECKING:
     from reefknot.lab.searching.search import Found
@@ -47,14 +47,14 @@ def run(
         raise click.UsageError("--resume continues a run, --force starts over: choose one of them.")
     from rich.console import Console
 
-    from reefknot.lab.display import ProgressBar, record_table, unknown_loss
+    from reefknot.lab.display import progress_bar, record_table, unknown_loss
     from reefknot.lab.runs.config import read_config
     from reefknot.lab.runs.run import run as run_config
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.seed}"
     console = Console(stderr=True)
-    with ProgressBar(settings.plan.steps, console) as bar:
+    with progress_bar(settings.plan.steps, console) as bar:
         record = run_config(
             settings, folder, resume=resume, force=force, baseline=baseline, display=bar
         )
@@ -107,15 +107,15 @@ def search(
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-search"
-    found = search_config(
+    front, running = search_config(
         settings, folder, trials=trials, jobs=jobs, storage=storage, tell=_show_trial
     )
-    _show_front(found.front)
-    if found.running:
-        click.echo(f"trials still running in other commands: {found.running}; no test error yet")
+    _show_front(front)
+    if running:
+        click.echo(f"trials still running in other commands: {running}; no test error yet")
     click.echo(f"wrote {folder / 'front'}, {folder / 'front.json'}, {folder / 'report.html'}")
     if max_error is not None:  # the front begins with the smallest
-        enough = [one.file or _AWAY for one in found.front if one.val_error <= max_error]
+        enough = [one.file or _AWAY for one in front if one.val_error <= max_error]
         if not enough:
             raise CheckError(f"no file has a validation error of at most {max_error:g} %")
         click.echo(f"smallest file with at most {max_error:g} %: {enough[0]}")
@@ -162,15 +162,10 @@ def _show_front(front: "list[Found]") -> None:
 def report(folders: tuple[Path, ...], out: Path) -> None:
     """Write the offline HTML report of a run folder again, or one that compares several."""
     from reefknot.format import open_state
-    from reefknot.lab.report import compared, write_comparison, write_report
+    from reefknot.lab.report import compared, read_record, write_comparison, write_report
 
     for folder in folders:
-        try:
-            is_run = (folder / "record.json").is_file()
-        except OSError as error:
-            raise ReefknotError(f"{folder} could not be read: {error.strerror}") from error
-        if not is_run:
-            raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
+        read_record(folder)  # every one is that of a finished run
     if len(folders) == 1:
         (folder,) = folders
         click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")

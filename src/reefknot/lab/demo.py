@@ -18,7 +18,7 @@ from rich.console import Console
 
 from reefknot.errors import ReefknotError
 from reefknot.inspection import inspect
-from reefknot.lab.display import ProgressBar, facts_table
+from reefknot.lab.display import facts_table, progress_bar
 from reefknot.lab.runs.config import make_config
 from reefknot.lab.runs.journal import Record
 from reefknot.lab.runs.run import InterruptedRunError, run
@@ -99,7 +99,7 @@ def what_it_means(dense_error: float, tied_error: float, images: int) -> str:
 def _run(table: dict[str, Any], folder: Path, seed: int) -> Record:
     config = make_config(table | {"seed": seed})
     try:
-        with ProgressBar(config.plan.steps, Console(stderr=True)) as bar:
+        with progress_bar(config.plan.steps, Console(stderr=True)) as bar:
             return run(config, folder, force=True, display=bar)
     except InterruptedRunError:  # a demo takes a minute: the next one replaces it
         raise KeyboardInterrupt from None

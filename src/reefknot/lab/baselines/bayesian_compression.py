@@ -181,26 +181,25 @@ class ScaledLayer(NoisyLayer):
         self,
         name: str,
         layer: Layer,
+        settings: "BayesianCompression",
         *,
         noisy_bias: bool,
-        tau: float | None,
-        initial_log_variance: float,
         threshold: float,
-        max_variance: float | None = None,
+        is_first: bool,
     ) -> None:
         super().__init__(name, layer)
-        self.threshold, self.max_variance = threshold, max_variance
-        start = torch.full_like(layer.weight, initial_log_variance)
-        self.log_variance = self.learn("log_variance", start)
+        self.threshold = threshold
+        self.max_variance = settings.first_layer_max_variance if is_first else None
+        start, like = settings.initial_log_variance, _groups(layer)
+        self.log_variance = self.learn("log_variance", torch.full_like(layer.weight, start))
         self.bias_log_variance: nn.Parameter | None = None
         if noisy_bias and layer.bias is not None:
-            start = torch.full_like(layer.bias, initial_log_variance)
-            self.bias_log_variance = self.learn("bias_log_variance", start)
-        like = _groups(layer)
+            noisy = torch.full_like(layer.bias, start)
+            self.bias_log_variance = self.learn("bias_log_variance", noisy)
         self.scales: JeffreysScales | HorseshoeScales = (
-            JeffreysScales(self, like, initial_log_variance)
-            if tau is None
-            else HorseshoeScales(self, like, initial_log_variance, tau)
+            JeffreysScales(self, like, start)
+            if settings.prior == "gnj"
+            else HorseshoeScales(self, like, start, settings.global_scale)
         )
 
     def sample(self, x: Tensor) -> Tensor:
@@ -297,11 +296,10 @@ class BayesianCompression(NoisyMethod):
             ScaledLayer(
                 name,
                 layer,
+                self,
                 noisy_bias=is_tied(f"{name}.bias", tying),
-                tau=self.global_scale if self.prior == "ghs" else None,
-                initial_log_variance=self.initial_log_variance,
                 threshold=thresholds[name],
-                max_variance=None if number else self.first_layer_max_variance,
+                is_first=number == 0,
             )
             for number, (name, layer) in enumerate(layers.items())
         ]

@@ -1,7 +1,7 @@
 """A mixture of Gaussians as the prior of weights, one component fixed at zero.
 
 Takes     weights, the number of components, and Gamma priors of the components' precisions.
-Gives     -log p and its gradients, computed in chunks; and at the end values and an assignment.
+Gives     the gradients of -log p, computed in chunks; and at the end values and an assignment.
 Paper     section 1 names it as prior work: Nowlan and Hinton (1992), Ullrich et al. (2017).
 Unaware   of groups, steps and optimizers.
 
@@ -27,11 +27,6 @@ class Gamma(NamedTuple):
 
     shape: float
     rate: float
-
-    def neg_log(self, log_values: Tensor) -> Tensor:
-        """The sum of -log p(value)."""
-        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
-        return (self.rate * log_values.exp() - (self.shape - 1) * log_values - constant).sum()
 
     def slope(self, log_values: Tensor) -> Tensor:
         """The derivative of -log p(value) with respect to the logarithm of the value."""
@@ -78,22 +73,6 @@ class Mixture:
             "log_precisions": self.log_precisions,
             "log_weights": self.log_weights,
         }
-
-    # -- the density ------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def neg_log_density(self, weights: Tensor) -> Tensor:
-        """The sum of -log p(w) over a row of weights."""
-        total = torch.zeros((), dtype=torch.float64)
-        for _, joint, _ in self._pieces(weights):
-            total -= joint.logsumexp(0).double().sum().cpu()
-        return total
-
-    @torch.no_grad()
-    def neg_log_hyper(self) -> Tensor:
-        """The sum of -log p(precision) over the components."""
-        first, others = self.log_precisions[:1], self.log_precisions[1:]
-        return self.zero_prior.neg_log(first) + self.prior.neg_log(others)
 
     @torch.no_grad()
     def gradients(self, rows: list[Tensor], scale: float) -> tuple[list[Tensor], list[Tensor]]:

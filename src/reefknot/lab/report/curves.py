@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reefknot.lab.report.document import MAX_POINTS, Figure, Metrics
+from reefknot.lab.report.document import MAX_POINTS, Figure, Metrics, Numbers
 from reefknot.lab.report.svg import Chart, Point, is_log, padded
-from reefknot.lab.report.tables import Numbers
 from reefknot.lab.report.wording import count, mapping, number, percent, plain, share
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reefknot.lab.report.markup import tag, text
+from reefknot.lab.report.document import tag, text
 from reefknot.lab.report.wording import plain
 
 WIDTH = 480.0

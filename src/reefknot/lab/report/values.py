@@ -1,21 +1,20 @@
 """Shared values: the path of each center, and how many weights have each value in the end.
 
-Takes     the metrics of a run, and its `TiedState` if it has one.
+Takes     the metrics of a run, and its `TiedState`.
 Gives     two figures a codebook.
 Paper     appendix: centers.
 Unaware   of tensors' shapes, and of the page.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from reefknot.dtypes import to_numbers
 from reefknot.lab.report.curves import over_steps, spread_out, thinned
-from reefknot.lab.report.document import MAX_GROUPS, MAX_POINTS, Figure, Metrics
+from reefknot.lab.report.document import MAX_GROUPS, MAX_POINTS, Figure, Metrics, Numbers
 from reefknot.lab.report.svg import Chart
-from reefknot.lab.report.tables import Numbers
-from reefknot.lab.report.wording import count, mapping, number, numbers, plain
+from reefknot.lab.report.wording import count, mapping, numbers, plain
 from reefknot.state import TiedState, TiedTensor
 
 MAX_CURVES = 64  # in one figure of centers
@@ -62,34 +61,25 @@ def _paths(metrics: Metrics, group: str, size: int, *, several: bool) -> Figure 
     return Figure(title, note, chart.render(), listed)
 
 
-def histograms(state: TiedState | None, metrics: Metrics) -> list[Figure]:
-    """How many weights have each shared value, by codebook; by the metrics without a state."""
-    groups = list(_of_metrics(metrics) if state is None else _of_state(state))[:MAX_GROUPS]
+def histograms(state: TiedState) -> list[Figure]:
+    """How many weights have each shared value, by codebook."""
+    groups = list(_counts(state))[:MAX_GROUPS]
     return [_histogram(name, counts, several=len(groups) > 1) for name, counts in groups if counts]
 
 
-def _of_state(state: TiedState) -> Iterator[tuple[str, Counts]]:
+def _counts(state: TiedState) -> Iterator[tuple[str, Counts]]:
+    """For each codebook a name, and its values that are numbers, ascending."""
     for place, codebook in enumerate(state.codebooks):
         if codebook.dtype.is_raw and codebook.dtype.tag != "BF16":
             continue  # numpy cannot read them as numbers
         tied = [t for t in state.tensors if isinstance(t, TiedTensor) and t.codebook == place]
-        counts = sum(np.bincount(t.indices.ravel(), minlength=len(codebook)) for t in tied)
-        values = to_numbers(codebook.values, codebook.dtype).tolist()
+        weights = np.zeros(len(codebook), np.int64)
+        for tensor in tied:
+            weights += np.bincount(tensor.indices.ravel(), minlength=len(codebook))
+        known = numbers(to_numbers(codebook.values, codebook.dtype).tolist())
+        pairs = zip(known, weights.tolist(), strict=True)
         name = tied[0].name if len(tied) == 1 else f"codebook {place}"
-        yield name, _pairs(values, np.broadcast_to(counts, len(values)).tolist())
-
-
-def _of_metrics(metrics: Metrics) -> Iterator[tuple[str, Counts]]:
-    last = next((m for m in reversed(metrics) if mapping(m.get("counts"))), {})
-    for name, counts in mapping(last.get("counts")).items():
-        values = numbers(mapping(last.get("centers")).get(name))
-        yield name, _pairs(values, numbers(counts))
-
-
-def _pairs(values: Sequence[float | None], counts: Sequence[float | None]) -> Counts:
-    """Values that are numbers, ascending, each with its number of weights."""
-    pairs = [(number(v), number(c)) for v, c in zip(values, counts, strict=False)]
-    return sorted((v, int(c)) for v, c in pairs if v is not None and c is not None)
+        yield name, sorted((value, found) for value, found in pairs if value is not None)
 
 
 def _histogram(name: str, counts: Counts, *, several: bool) -> Figure:

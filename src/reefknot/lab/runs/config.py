@@ -350,7 +350,8 @@ def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
     if optimizer.name not in OPTIMIZERS:
         yield f"unknown optimizer {optimizer.name!r}{nearest(optimizer.name, OPTIMIZERS)}"
         return
-    allowed = _keywords(OPTIMIZERS[optimizer.name]) - {"params", "lr"}
+    known = inspect.signature(OPTIMIZERS[optimizer.name]).parameters
+    allowed = known.keys() - {"params", "lr"}
     unknown = [key for key in optimizer.options if key not in allowed]
     for key in unknown:
         yield f"{optimizer.name} has no option {key!r}{nearest(key, allowed)}"
@@ -362,10 +363,6 @@ def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
         OPTIMIZERS[optimizer.name]([parameter], **optimizer.options).step()
     except Exception as error:
         yield f"optimizer.options do not suit {optimizer.name}: {error}"
-
-
-def _keywords(kind: type) -> set[str]:
-    return set(inspect.signature(kind).parameters)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from reefknot import __version__
-from reefknot.errors import FormatError, ReefknotError
-from reefknot.files import read_bytes, write_atomically
+from reefknot.errors import ReefknotError
+from reefknot.files import write_atomically
 
 Record = dict[str, Any]
 
@@ -118,18 +118,6 @@ def _errors(rows: bytes | bytearray) -> list[tuple[int, float]]:
 def write_record(folder: Path, record: Record) -> None:
     """Write the record atomically."""
     write_atomically(folder / "record.json", (json.dumps(record, indent=2) + "\n").encode())
-
-
-def read_record(folder: Path) -> Record:
-    """The record of a finished run."""
-    path = folder / "record.json"
-    try:
-        record = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise FormatError(f"{path} holds a {type(record).__name__}; a record was expected")
-    return record
 
 
 def versions() -> dict[str, str]:

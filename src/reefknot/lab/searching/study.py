@@ -1,4 +1,4 @@
-"""Trials in Optuna's storage: taken by workers, and told their results.
+"""Trials in Optuna's storage: locked by workers, and told their results.
 
 Takes     a folder, where the storage is, and what is searched.
 Gives     `Study`, from which workers on any machine take trials; a trial belongs to one worker.
@@ -9,10 +9,11 @@ then or until the worker dies. After that the next one that looks for work takes
 with the same values, and resumes it from its checkpoint.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,8 +24,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.lab.searching.locks import locked, mutex
 from reefknot.lab.searching.space import Space, Value
+
+try:
+    import fcntl
+except ImportError:  # there is none on Windows
+    fcntl = None  # type: ignore[assignment]
 
 MAX_DEATHS = 3  # of workers in one trial, which may be what kills them
 _UNCLAIMED = timedelta(minutes=1)  # older trials without a worker: it was killed while taking them
@@ -33,13 +38,13 @@ _WORDS = {TrialState.COMPLETE: "finished", TrialState.FAIL: "failed"}
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that a worker has taken, and what came of it; the error is of validation data."""
+    """A trial that a worker has taken, and what came of it."""
 
     number: int
     state: str = "running"  # or finished, failed
     values: Mapping[str, Value] = field(default_factory=dict)
-    val_error: float | None = None
-    file_bytes: int | None = None
+    val_error: float = math.inf
+    file_bytes: int = 0  # 0: none
     reason: str = ""  # why it failed
 
 
@@ -129,7 +134,7 @@ class Study:
         """What came of a trial that this worker has taken."""
         with self._failures("failed"):
             self._handle(trial.number).set_user_attr("reason", trial.reason)
-            if trial.val_error is not None and trial.file_bytes is not None:
+            if trial.file_bytes:
                 self._study.tell(trial.number, [trial.val_error, trial.file_bytes])
             else:
                 self._study.tell(trial.number, state=TrialState.FAIL)
@@ -180,12 +185,45 @@ def _shown(where: str) -> str:
 
 
 def _plain(trial: FrozenTrial) -> Trial:
-    error, size = trial.values if trial.state == TrialState.COMPLETE else (None, None)
-    return Trial(
-        number=trial.number,
-        state=_WORDS.get(trial.state, "running"),
-        values=dict(trial.params),
-        val_error=error,
-        file_bytes=None if size is None else int(size),
-        reason=trial.user_attrs.get("reason", ""),
-    )
+    error, size = trial.values if trial.state == TrialState.COMPLETE else (math.inf, 0)
+    state, reason = _WORDS.get(trial.state, "running"), trial.user_attrs.get("reason", "")
+    return Trial(trial.number, state, dict(trial.params), error, int(size), reason)
+
+
+# -- locks, which end with the process that holds them --------------------------------------
+
+
+@contextmanager
+def mutex(folder: Path) -> Iterator[None]:
+    """Wait until no other process that sees this folder holds the mutex, and hold it."""
+    handle = _open(folder / "turn.lock", os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def locked(path: Path, *, make: bool = False) -> int | None:
+    """A handle that holds the lock until it is closed; None if another one does.
+
+    Without `make` also None if the file is not there.
+    """
+    if not make and not path.exists():
+        return None
+    handle = _open(path, os.O_CREAT if make else 0)
+    with suppress(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    os.close(handle)
+    return None
+
+
+def _open(path: Path, flags: int) -> int:
+    if fcntl is None:
+        raise ReefknotError("a search needs file locks, which this system does not have")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | flags, 0o666)
+    except OSError as error:
+        raise ReefknotError(f"{path} could not be opened: {error.strerror}") from error

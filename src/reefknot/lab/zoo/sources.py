@@ -1,7 +1,7 @@
 """Where the files of MNIST and CIFAR-10 are, and their download.
 
 Takes     nothing but the machine: `REEFKNOT_DATA` (a folder the user names), then the user's cache
-          (`$XDG_CACHE_HOME/reefknot` or `~/.cache/reefknot`), then the network.
+          (on Linux `$XDG_CACHE_HOME/reefknot` or `~/.cache/reefknot`), then the network.
 Gives     the content of the files of MNIST, and of CIFAR-10.
 Unaware   of tensors and splits.
 
@@ -139,14 +139,9 @@ def named_folder() -> Path | None:
 
 def cache_folder() -> Path:
     """Where downloads are kept for the next run."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        raise DataError(
-            "no home folder to keep downloads in; set XDG_CACHE_HOME, or REEFKNOT_DATA to a "
-            "folder with the data"
-        ) from None
-    return Path(base) / "reefknot"
+    import pooch
+
+    return Path(pooch.os_cache("reefknot"))
 
 
 # -- downloads ------------------------------------------------------------------------------
