@@ -42,7 +42,7 @@ class Components(NamedTuple):
 
 
 class Mixture:
-    """The prior: `means`, `log_precisions` and `log_weights` are learned."""
+    """The prior: `means`, `log_precisions` and `log_weights` are learned, its `parameters`."""
 
     def __init__(
         self,
@@ -59,20 +59,13 @@ class Mixture:
         even = torch.linspace(low, high, num_components - 1, dtype=torch.float64)
         log_precisions = torch.full((num_components,), -2 * math.log(std))
         real = torch.promote_types(weights.dtype, torch.float32)
-        self.means, self.log_precisions, self.log_weights = (
-            nn.Parameter(start.to(weights.device, real))
-            for start in (even, log_precisions, torch.zeros(num_components - 1))
-        )
-        self.zero_weight, self.zero_prior, self.prior = zero_weight, zero_prior, prior
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The learned parameters by name."""
-        return {
-            "means": self.means,
-            "log_precisions": self.log_precisions,
-            "log_weights": self.log_weights,
+        log_weights = torch.zeros(num_components - 1)
+        starts = {"means": even, "log_precisions": log_precisions, "log_weights": log_weights}
+        self.parameters = {
+            name: nn.Parameter(start.to(weights.device, real)) for name, start in starts.items()
         }
+        self.means, self.log_precisions, self.log_weights = self.parameters.values()
+        self.zero_weight, self.zero_prior, self.prior = zero_weight, zero_prior, prior
 
     @torch.no_grad()
     def gradients(self, rows: list[Tensor], scale: float) -> tuple[list[Tensor], list[Tensor]]:

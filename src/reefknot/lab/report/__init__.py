@@ -28,7 +28,6 @@ __all__ = [
 
 def write_report(folder: Path, state: TiedState) -> Path:
     """Write `report.html` into the folder of a finished run, atomically, and return its path."""
-    folder = Path(folder)
     record, metrics = read_record(folder), _read_metrics(folder)
     config = (_read(folder / "config.toml") or b"").decode(errors="replace")
     page = render(record, metrics, state, config, inspect(folder / "model.reef"))
@@ -44,7 +43,6 @@ def write_comparison(path: Path, title: str, lead: str, runs: Sequence[Compared]
 
 def compared(folder: Path, name: str) -> Compared:
     """What a comparison shows of a run's folder."""
-    folder = Path(folder)
     record = read_record(folder) if (folder / "record.json").exists() else {}
     lines = in_order(_read_metrics(folder))
     rows = [(line["step"], number(line.get("val_error"))) for line in lines]

@@ -126,24 +126,20 @@ _SECONDS = "milliseconds, means since the last measurement"
 TIME = (Quantity("step_seconds", "Time of a step", _SECONDS, factor=1000.0),)
 
 
-class Level(NamedTuple):
-    """A dashed line across a curve, and what the note says of it."""
-
-    value: float
-    words: str
+Level = tuple[float, str]  # a dashed line across a curve, and what the note says of it
 
 
 def training(metrics: Metrics, file_bytes: float | None, *, tied: bool = True) -> list[Figure]:
     """The curves of a run: losses, error, time; where it tied, size and how assignments settle."""
     if not metrics:
         return []
-    levels = {}
+    levels: dict[str, Level] = {}
     if density := _last(metrics, "target_density"):
-        levels["density"] = Level(100 * density, f"the target, {share(density)}")
+        levels["density"] = (100 * density, f"the target, {share(density)}")
     if target := _last(metrics, "target_bytes"):
-        levels["predicted_bytes"] = Level(target, f"the target, {count(target)} bytes")
+        levels["predicted_bytes"] = (target, f"the target, {count(target)} bytes")
     elif file_bytes and file_bytes > 0:
-        levels["predicted_bytes"] = Level(file_bytes, f"the file, {count(file_bytes)} bytes")
+        levels["predicted_bytes"] = (file_bytes, f"the file, {count(file_bytes)} bytes")
     shown = [*LOSSES, *(TYING if tied else ()), *TIME]
     found = (_curve(metrics, quantity, levels.get(quantity.key)) for quantity in shown)
     return [figure for figure in found if figure]
@@ -170,17 +166,17 @@ def _curve(metrics: Metrics, quantity: Quantity, level: Level | None) -> Figure 
         f"{title} over {len(lines)} measurements: {shown(first)} at first, "
         f"{shown(last)} at the end, {shown(min(values))} at its lowest."
     )
-    spread = [*(positive if log else values), *([level.value] if level else [])]
+    spread = [*(positive if log else values), *([level[0]] if level else [])]
     chart = over_steps(metrics, spread, label, log=log, zero=True)
     if level:
-        chart.level(level.value)
+        chart.level(level[0])
     chart.line(points)
     told = [(plain(step), "" if value is None else shown(value)) for step, value in points]
     chart.touch(points, [f"step {step}: {words}" for step, words in told])
     shows_last = not (log and last <= 0)
     if shows_last:
         chart.end(points, shown(last))
-    notes = [f"{note}; dashed: {level.words}" if level else note]
+    notes = [f"{note}; dashed: {level[1]}" if level else note]
     if log:
         notes.append("log scale")
     if not shows_last:

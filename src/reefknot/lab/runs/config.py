@@ -279,11 +279,8 @@ def _training_mistakes(training: Training) -> Iterable[str]:
         yield f"training.threads must be at most {MAX_THREADS}, found {training.threads}"
     if training.keep_best and (training.steps is not None or training.hard_steps == 0):
         yield "training.keep_best chooses among hard steps; give training.hard_steps, and no steps"
-    if not 0 <= training.label_smoothing < 1:
-        yield (
-            "training.label_smoothing must be at least 0 and below 1, "
-            f"found {training.label_smoothing}"
-        )
+    if not 0 <= (part := training.label_smoothing) < 1:
+        yield f"training.label_smoothing must be at least 0 and below 1, found {part}"
 
 
 def _schedule_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:

@@ -106,9 +106,8 @@ def search(
     if killed and (running or not front):
         where = f" in trial {running[0]}" if running else ""
         raise CheckError(f"a worker was killed{where}; the same command continues")
-    reasons = [trial.reason for trial in found if trial.reason]
     if not front and not running:
-        raise CheckError(f"no trial has a result; the last one: {reasons[-1] if reasons else '-'}")
+        raise CheckError(f"no trial has a result; the last one: {found[-1].reason}")
     return front, len(running)
 
 
