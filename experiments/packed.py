@@ -17,8 +17,9 @@ from torch import nn
 
 import reefknot
 from reefknot.format import open_state
+from reefknot.lab.report import read_record
 from reefknot.lab.runs.config import read_config
-from reefknot.lab.runs.journal import read_record, write_record
+from reefknot.lab.runs.journal import write_record
 from reefknot.lab.runs.parts import network_and_data
 from reefknot.lab.runs.run import measured
 

@@ -115,7 +115,7 @@ WITHOUT_TORCH = {
     ),
     *("progress", "lab.report"),
 }
-SHARED = {"mixture", "noisy", "pruned"}  # what several compared methods are made of
+SHARED = {"by_name", "mixture", "noisy", "pruned"}  # what several compared methods are made of
 MAP = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 # What others may build on, the laboratory among them.
 PUBLIC = set(
@@ -359,8 +359,8 @@ def test_every_part_has_its_rule() -> None:
         ("lab/runs/training.py", "from reefknot.lab.baselines import METHODS", "sees the contract"),
         ("lab/runs/training.py", "kind = 'sparse_apt'", "training names the method 'sparse_apt'"),
         ("lab/runs/run.py", "from reefknot.methods import SparseAPT", "names the method"),
-        ("lab/baselines/dense.py", "from reefknot.lab.baselines.l2 import L2", "never see"),
-        ("lab/baselines/l2.py", "from reefknot.lab.baselines import METHODS", "never see"),
+        ("lab/baselines/dense.py", "from reefknot.lab.baselines.simple import L2", "never see"),
+        ("lab/baselines/simple.py", "from reefknot.lab.baselines import METHODS", "never see"),
         ("methods/apt.py", "from reefknot.lab.baselines import L2", "nothing of the laboratory"),
         ("methods/apt.py", "from reefknot.rates import rate_file", "imports reefknot.rates"),
         ("lab/report/page.py", "from reefknot.lab.zoo import Data", "imports reefknot.lab.zoo"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import reefknot
 from experiments.figures.style import Theme, canvas, outlined, show, signed, tiles
 from experiments.studies.training import ROW, parent_of
-from reefknot.lab.runs.journal import read_record
+from reefknot.lab.report import read_record
 
 NUMBER, STUDY = 8, None
 ALT = "The 20 filters of LeNet-5's first convolution, trained plainly and by sparse APT"

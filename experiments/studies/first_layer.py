@@ -16,7 +16,7 @@ import numpy as np
 import reefknot
 from experiments.studies.training import ROW, Trained, parent_of, table_of, trained
 from reefknot.errors import DivergedError
-from reefknot.lab.runs.journal import read_record
+from reefknot.lab.report import read_record
 from reefknot.lab.runs.training import Progress
 
 MINUTES = 3.5

@@ -138,8 +138,8 @@ def test_report_writes_the_page_again(folder: Path, tmp_path: Path) -> None:
 
 
 def test_report_refuses_what_is_no_finished_run(folder: Path, tmp_path: Path) -> None:
-    refused(command("report", tmp_path / "no"), "holds no finished run: record.json is missing")
-    refused(command("report", tmp_path), "holds no finished run: record.json is missing")
+    refused(command("report", tmp_path / "no"), "record.json could not be read: No such file")
+    refused(command("report", tmp_path), "record.json could not be read: No such file")
     refused(command("report", tmp_path / ("x" * 300)), "could not be read: File name too long")
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "record.json").write_text("{")
@@ -170,7 +170,8 @@ def test_the_executable_exits_with_the_code_and_one_sentence(tmp_path: Path) -> 
         [executable, "report", tmp_path], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"reefknot: {tmp_path} holds no finished run: record.json is missing\n"
+    why = "could not be read: No such file or directory"
+    assert done.stderr == f"reefknot: {tmp_path}/record.json {why}\n"
 
 
 def test_every_public_name_can_be_had() -> None:

@@ -1,4 +1,4 @@
-"""What a recipe wants searched, and when a run is given up."""
+"""What a recipe wants searched, and what is on the front."""
 
 import tomllib
 
@@ -10,9 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from reefknot.errors import ConfigError
 from reefknot.lab.report import front_of
 from reefknot.lab.runs.config import make_config
-from reefknot.lab.runs.smallest import CLOSE, TRIES, Try, next_target
 from reefknot.lab.searching.space import space_of, trial_config
-from reefknot.lab.searching.trial import Trial, unpromising
 
 RECIPE = """
 model = "digits-mlp"
@@ -107,46 +105,6 @@ def test_a_trial_has_its_values_one_thread_and_no_test_data():
     assert trial.training.steps == 100
 
 
-# -- pruning --------------------------------------------------------------------------------
-
-SMALLER = [
-    Trial(0, file_bytes=500, curve=[(0.25, 9.0), (0.5, error), (1.0, 2.0)])
-    for error in (4.0, 5.0, 6.0)
-]
-MANY = 10**12  # examples: errors are exact
-
-
-def test_a_run_above_the_median_of_smaller_ones_is_given_up():
-    assert unpromising([(0.25, 8.0), (0.5, 5.1)], 500, SMALLER, MANY)
-    assert not unpromising([(0.25, 8.0), (0.5, 5.0)], 500, SMALLER, MANY)
-
-
-def test_two_standard_errors_are_chance():
-    # At 10 % of 900 examples one is a point: the root of 10 · 90 / 900.
-    same = [Trial(0, file_bytes=500, curve=[(0.5, 7.9)])] * 3
-    assert unpromising([(0.5, 10.0)], 500, same, 900)
-    assert not unpromising([(0.5, 10.0)], 500, same, 800)
-
-
-def test_a_run_is_given_its_first_third():
-    assert not unpromising([(0.25, 99.0)], 500, SMALLER, MANY)
-    assert unpromising([(0.34, 99.0)], 500, SMALLER, MANY)
-
-
-def test_a_run_is_compared_with_runs_of_its_size_or_less_and_with_three_of_them():
-    assert not unpromising([(0.5, 99.0)], 499, SMALLER, MANY)
-    assert not unpromising([(0.5, 99.0)], 500, SMALLER[:2], MANY)
-
-
-def test_errors_are_the_lowest_of_the_last_three_measurements_up_to_there():
-    wandering = [(0.2, 1.0), (0.3, 4.5), (0.4, 9.0), (0.5, 9.0)]
-    assert not unpromising(wandering, 500, SMALLER, MANY)  # 4.5 counts
-    older = [*wandering[:2], (0.35, 9.0), *wandering[2:]]
-    assert unpromising(older, 500, SMALLER, MANY)  # it is too old
-    # What the others reached later does not count: at half of their steps they had 4, 5 and 6.
-    assert not unpromising([(0.5, 4.9)], 500, SMALLER, MANY)
-
-
 # -- the front ------------------------------------------------------------------------------
 
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=12)
@@ -160,34 +118,3 @@ def test_the_front_is_what_no_other_point_beats(points):
         return any(o != point and o[0] <= point[0] and o[1] <= point[1] for o in points)
 
     assert found == sorted({point for point in points if not beaten(point)})
-
-
-# -- sizes ----------------------------------------------------------------------------------
-
-
-def tried(first, enough, most):
-    """The tries where every size of at least `enough` keeps the error."""
-    tries = []
-    while len(tries) < TRIES and (target := next_target(tries, first, most)) is not None:
-        tries.append(Try(target, target, 1.0, target >= enough))
-    return tries
-
-
-@given(st.integers(100, 100_000), st.floats(1 / 4, 4))
-def test_the_smallest_size_is_found_within_a_few_tries(first, ratio):
-    enough = round(first * ratio)
-    tries = tried(first, enough, 10**9)
-    found = min(t.target_bytes for t in tries if t.keeps)
-    assert enough <= found <= max(1.05 * enough, enough + 2)
-    assert len({t.target_bytes for t in tries}) == len(tries) <= TRIES
-
-
-def test_sizes_stop_at_the_networks_own_and_where_they_are_close_enough():
-    assert [t.target_bytes for t in tried(800, 10**9, 2_000)] == [800, 1_600, 2_000]
-    close = [Try(1_000, 1_000, 1.0, True), Try(int(1_000 / CLOSE) + 1, 990, 2.0, False)]
-    assert next_target(close, 1_000, 9_999) is None
-    assert next_target([Try(1, 1, 1.0, True)], 1, 9_999) is None
-
-
-def test_a_file_that_stayed_below_its_target_has_shown_that_less_is_enough():
-    assert next_target([Try(800, 300, 1.0, True)], 800, 9_999) == 150

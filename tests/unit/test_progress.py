@@ -23,7 +23,7 @@ from torch import nn
 import reefknot
 from reefknot import progress
 from reefknot.cli import display, main
-from reefknot.lab.display import ProgressBar
+from reefknot.lab.display import progress_bar
 from reefknot.lab.runs.training import Progress
 from reefknot.packing.network import Packer
 from reefknot.progress import Stage, doing, each
@@ -38,7 +38,7 @@ def shown(*rows: dict, total: int = 2_000_000, terminal: bool = True) -> str:
     console = Console(
         file=io.StringIO(), width=80, force_terminal=terminal, _environ={"TERM": "xterm"}
     )
-    with ProgressBar(total, console) as bar:
+    with progress_bar(total, console) as bar:
         for row in rows:
             bar.measured(row)
             bar.stepped(Progress("entered", row["step"], row["loss"], 0.1, row["phase"]))
@@ -93,7 +93,7 @@ def test_the_largest_figures_of_a_budget_fit_80_columns() -> None:
 
 def test_the_phase_is_the_one_that_was_entered_and_not_that_of_the_last_measurement() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True, _environ={"TERM": "xterm"})
-    with ProgressBar(60_000, console) as bar:
+    with progress_bar(60_000, console) as bar:
         bar.measured(BUDGET)
         bar.stepped(Progress("entered", 58_800, 0.1, 0.1, "frozen"))
     assert "frozen" in console.file.getvalue()

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from reefknot.cli.printing import DEBUG, in_a_row, plain, print_table, table_of
-from reefknot.errors import ReefknotError
+from reefknot.errors import CheckError
 
 if TYPE_CHECKING:
-    from reefknot.lab.runs.smallest import Try
     from reefknot.lab.searching.search import Found
-    from reefknot.lab.searching.trial import Trial
+    from reefknot.lab.searching.study import Trial
 
 
 @click.command()
@@ -32,14 +31,6 @@ def demo(out: Path | None, seed: int) -> None:
 @click.option("--resume", is_flag=True, help="Continue from the folder's checkpoint.")
 @click.option("--force", is_flag=True, help="Start over; deletes what a run has written there.")
 @click.option("--baseline", is_flag=True, help="Also train without compression, to compare with.")
-@click.option(
-    "--max-error-increase", type=click.FloatRange(min=0), metavar="POINTS",
-    help="Find the smallest file whose validation error is at most this much above the dense one.",
-)  # fmt: skip
-@click.option(
-    "--reference-error", type=click.FloatRange(0, 100), metavar="PERCENT",
-    help="With --max-error-increase: the validation error to compare with.",
-)  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def run(
     config: Path,
@@ -48,44 +39,25 @@ def run(
     resume: bool,
     force: bool,
     baseline: bool,
-    max_error_increase: float | None,
-    reference_error: float | None,
     debug: bool,
 ) -> None:
     """Train and compress as CONFIG.toml says; the folder holds the file and its record."""
     click.get_current_context().meta[DEBUG] = debug
     if resume and force:
         raise click.UsageError("--resume continues a run, --force starts over: choose one of them.")
-    if max_error_increase is None and reference_error is not None:
-        raise click.UsageError("--reference-error goes with --max-error-increase.")
-    if max_error_increase is not None and baseline:
-        raise click.UsageError("--max-error-increase has a reference of its own; omit --baseline.")
     from rich.console import Console
 
-    from reefknot.lab.display import ProgressBar, record_table, unknown_loss
+    from reefknot.lab.display import progress_bar, record_table, unknown_loss
     from reefknot.lab.runs.config import read_config
     from reefknot.lab.runs.run import run as run_config
-    from reefknot.lab.runs.smallest import smallest
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-seed{settings.seed}"
     console = Console(stderr=True)
-    with ProgressBar(settings.plan.steps, console) as bar:
-        if max_error_increase is None:
-            record = run_config(
-                settings, folder, resume=resume, force=force, baseline=baseline, display=bar
-            )
-        else:
-            record = smallest(
-                settings,
-                folder,
-                max_error_increase=max_error_increase,
-                reference_error=reference_error,
-                resume=resume,
-                force=force,
-                display=bar,
-                tell=_show_try,
-            )
+    with progress_bar(settings.plan.steps, console) as bar:
+        record = run_config(
+            settings, folder, resume=resume, force=force, baseline=baseline, display=bar
+        )
     Console().print(record_table(record))
     if unknown_loss(record):
         click.echo("How much was lost? To train the same network without compression:")
@@ -94,16 +66,6 @@ def run(
             f"  reefknot run {config_kept} --out {shlex.quote(str(folder))} --resume --baseline"
         )
     click.echo(f"wrote {folder / 'model.reef'}, {folder / 'record.json'}, {folder / 'report.html'}")
-
-
-def _show_try(one: "Try") -> None:
-    """One line about a size that was tried."""
-    if one.file_bytes is None or one.val_error is None:
-        came = f"cannot be met: {one.reason}"
-    else:
-        came = f"{one.file_bytes:,} bytes, validation error {one.val_error:.2f} %: "
-        came += "kept" if one.keeps else "too much"
-    click.echo(plain(f"target {one.target_bytes:,}: {came}"))
 
 
 @click.command()
@@ -122,6 +84,10 @@ def _show_try(one: "Try") -> None:
     "--storage", metavar="URL|FILE",
     help="A database, or a journal file, for workers on many machines [SQLite in the folder].",
 )  # fmt: skip
+@click.option(
+    "--max-error", type=click.FloatRange(0, 100), metavar="PERCENT",
+    help="Name the smallest file on the front whose validation error is at most this.",
+)  # fmt: skip
 def search(
     config: Path,
     out: Path | None,
@@ -129,6 +95,7 @@ def search(
     trials: int,
     jobs: int,
     storage: str | None,
+    max_error: float | None,
 ) -> None:
     """Search error against bytes; ends with the Pareto front and its files.
 
@@ -140,22 +107,27 @@ def search(
 
     settings = read_config(config, overrides)
     folder = out or Path("runs") / f"{config.stem}-search"
-    found = search_config(
+    front, running = search_config(
         settings, folder, trials=trials, jobs=jobs, storage=storage, tell=_show_trial
     )
-    _show_front(found.front)
-    if found.running:
-        click.echo(f"trials still running in other commands: {found.running}; no test error yet")
+    _show_front(front)
+    if running:
+        click.echo(f"trials still running in other commands: {running}; no test error yet")
     click.echo(f"wrote {folder / 'front'}, {folder / 'front.json'}, {folder / 'report.html'}")
+    if max_error is not None:  # the front begins with the smallest
+        enough = [one.file or _AWAY for one in front if one.val_error <= max_error]
+        if not enough:
+            raise CheckError(f"no file has a validation error of at most {max_error:g} %")
+        click.echo(f"smallest file with at most {max_error:g} %: {enough[0]}")
+
+
+_AWAY = "on another machine"
 
 
 def _show_trial(trial: "Trial") -> None:
     values = ", ".join(f"{key}={_value(value)}" for key, value in trial.values.items())
     if trial.state == "finished":
         came = f"{trial.file_bytes:,} bytes, validation error {trial.val_error:.2f} %"
-    elif trial.curve:
-        share, error = trial.curve[-1]
-        came = f"given up after {share:.0%} of its steps, validation error {error:.2f} %"
     else:
         came = f"{trial.state}: {trial.reason}"
     click.echo(plain(f"trial {trial.number}: {values}: {came}"), err=True)
@@ -172,7 +144,7 @@ def _show_front(front: "list[Found]") -> None:
     titles += ["test error"] if with_test else []
     table = table_of(*titles, *(key.rpartition(".")[2] for key in keys))
     for one in front:
-        cells = [one.file or "on another machine", str(one.trial), f"{one.file_bytes:,}"]
+        cells = [one.file or _AWAY, str(one.trial), f"{one.file_bytes:,}"]
         cells.append(f"{one.val_error:.2f} %")
         if with_test:
             cells.append("" if one.test_error is None else f"{one.test_error:.2f} %")
@@ -190,15 +162,10 @@ def _show_front(front: "list[Found]") -> None:
 def report(folders: tuple[Path, ...], out: Path) -> None:
     """Write the offline HTML report of a run folder again, or one that compares several."""
     from reefknot.format import open_state
-    from reefknot.lab.report import compared, write_comparison, write_report
+    from reefknot.lab.report import compared, read_record, write_comparison, write_report
 
     for folder in folders:
-        try:
-            is_run = (folder / "record.json").is_file()
-        except OSError as error:
-            raise ReefknotError(f"{folder} could not be read: {error.strerror}") from error
-        if not is_run:
-            raise ReefknotError(f"{folder} holds no finished run: record.json is missing")
+        read_record(folder)  # every one is that of a finished run
     if len(folders) == 1:
         (folder,) = folders
         click.echo(f"wrote {write_report(folder, open_state(folder / 'model.reef'))}")

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from rich.console import Console
 
 from reefknot.errors import ReefknotError
 from reefknot.inspection import inspect
-from reefknot.lab.display import ProgressBar, facts_table
+from reefknot.lab.display import facts_table, progress_bar
 from reefknot.lab.runs.config import make_config
 from reefknot.lab.runs.journal import Record
 from reefknot.lab.runs.run import InterruptedRunError, run
@@ -47,18 +46,16 @@ def run_demo(*, out: Path | None = None, seed: int = 0) -> None:
     """Train a dense network on the digits, tie it, and show the size of the tied one.
 
     Args:
-        out: a new or empty folder; without it, the demo's own, whose old content is deleted.
+        out: a new or empty folder; without it, the demo's own, whose old runs are replaced.
         seed: of initialisation and batches.
     """
     began = time.monotonic()
     folder = out or FOLDER
     _check_free(folder, may_replace=out is None)
     print("Handwritten digits, 8x8 pixels; a 64-300-100-10 network, trained and then tied.")
-    with _workshop(folder) as place:
-        made = Path(place)
-        _run(DENSE, made / "dense", seed)
-        record = _run(TIED | {"start": str(made / "dense" / "model.reef")}, made / "tied", seed)
-        _put(made, folder)
+    _run(DENSE, folder / "dense", seed)
+    start = {"start": str((folder / "dense" / "model.reef").absolute())}
+    record = _run(TIED | start, folder / "tied", seed)
     file = folder / "tied" / "model.reef"
     sizes = inspect(file)
     rows = [
@@ -102,13 +99,10 @@ def what_it_means(dense_error: float, tied_error: float, images: int) -> str:
 def _run(table: dict[str, Any], folder: Path, seed: int) -> Record:
     config = make_config(table | {"seed": seed})
     try:
-        with ProgressBar(config.plan.steps, Console(stderr=True)) as bar:
-            return run(config, folder, display=bar)
-    except InterruptedRunError:  # a demo takes a minute: it is started again, not resumed
+        with progress_bar(config.plan.steps, Console(stderr=True)) as bar:
+            return run(config, folder, force=True, display=bar)
+    except InterruptedRunError:  # a demo takes a minute: the next one replaces it
         raise KeyboardInterrupt from None
-
-
-# -- the folder -----------------------------------------------------------------------------------
 
 
 def _check_free(folder: Path, *, may_replace: bool) -> None:
@@ -116,30 +110,6 @@ def _check_free(folder: Path, *, may_replace: bool) -> None:
         raise ReefknotError(f"{folder} is a file; expected a folder, or a new name for one")
     if not may_replace and folder.is_dir() and any(folder.iterdir()):
         raise ReefknotError(f"{folder} is not empty; choose another --out")
-
-
-def _workshop(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder beside the folder, for unfinished runs."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-")
-    except OSError as error:
-        raise ReefknotError(f"{folder} could not be made: {error.strerror}") from error
-
-
-def _put(made: Path, folder: Path) -> None:
-    """Move both runs into the folder, replacing those of an earlier demo."""
-    try:
-        folder.mkdir(exist_ok=True)
-        for name in ("dense", "tied"):
-            if (folder / name).exists():
-                shutil.rmtree(folder / name)
-            (made / name).replace(folder / name)
-    except OSError as error:
-        raise ReefknotError(f"{folder} could not be written: {error.strerror}") from error
-
-
-# -- what to do next ------------------------------------------------------------------------------
 
 
 def _next_steps(file: Path) -> str:

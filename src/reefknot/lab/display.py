@@ -2,9 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,68 +14,53 @@ from reefknot.lab.runs import training
 from reefknot.progress import listening
 
 
-class ProgressBar:
+@contextlib.contextmanager
+def progress_bar(total: int, console: Console) -> Iterator["Shown"]:
     """Shows a run; if the output is not a terminal, one line per measurement instead."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    bar = _TwoLines(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
+    with listening(None), bar:  # one bar at a time
+        yield Shown(bar, total)
 
-    def __init__(self, total: int, console: Console) -> None:
-        self._console = console
+
+class Shown:
+    """What is known of a run while it goes on."""
+
+    def __init__(self, bar: Progress, total: int) -> None:
         self._facts: dict[str, Any] = {}
         self._loss: float | None = None
-        self._phase = ""
+        self._phase = "training"
         self._shown = 0.0
-        self._alone = contextlib.ExitStack()
-        self._bar = _TwoLines(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(self._description(), total=total, facts="")
-
-    def __enter__(self) -> Self:
-        self._alone.enter_context(listening(None))  # one bar at a time
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-        self._alone.close()
+        self._bar, self._console = bar, bar.console
+        self._task = bar.add_task(self._phase, total=total, facts="")
 
     def stepped(self, progress: training.Progress) -> None:
         """A step is done; the bar itself is drawn a few times a second."""
-        self._loss, self._phase = progress.loss, progress.phase
+        self._loss, self._phase = progress.loss, progress.phase or self._phase
         now = time.monotonic()
         if now - self._shown > 0.1 or progress.event != "step":
             self._shown = now
             self._bar.update(
                 self._task,
                 completed=progress.step,
-                description=self._description(),
+                description=self._phase,
                 facts=self._text(),
             )
 
     def measured(self, row: dict[str, Any]) -> None:
         """A measurement was written."""
         self._facts = row
-        self._phase = row["phase"]
+        self._phase = row["phase"] or self._phase
         if not self._console.is_terminal:
             self._loss = row["loss"]
             # Rich takes a file or a pipe for 80 columns wide, and would break the line there.
             self._console.print(
-                f"{self._description()} {row['step']:,} {self._text()}",
+                f"{self._phase} {row['step']:,} {self._text()}",
                 highlight=False,
                 soft_wrap=True,
             )
-
-    def _description(self) -> str:
-        return self._phase or "training"
 
     def _text(self) -> str:
         parts = []

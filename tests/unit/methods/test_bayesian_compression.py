@@ -219,8 +219,8 @@ def net():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": {"0": -3.0}}, "no entry for the layer '1'"),
-        ({"threshold": {"x": -3.0, "*": -3.0}}, "names 'x', but layers are 0, 1"),
+        ({"threshold": {"0": -3.0}}, "no entry for '1'"),
+        ({"threshold": {"x": -3.0, "*": -3.0}}, "names 'x', which matches none of 0, 1"),
         ({"threshold": {"*": "low"}}, r"threshold\.\* must be a number, found 'low'"),
         ({"threshold": True}, "threshold must be a number, found True"),
         ({"prior": "gsn"}, "prior must be one of gnj, ghs, found 'gsn'"),

@@ -69,14 +69,6 @@ def test_it_starts_evenly_over_the_range_with_one_deviation():
     assert made.means.dtype == torch.float32
 
 
-def test_the_density_and_the_hyper_prior_are_those_of_torch_distributions():
-    row = weights()
-    made = mixture(row)
-    density, hyper = (value.detach() for value in reference(made, row))
-    assert float(made.neg_log_density(row)) == pytest.approx(float(density), rel=1e-12)
-    assert float(made.neg_log_hyper()) == pytest.approx(float(hyper), rel=1e-12)
-
-
 def test_every_gradient_is_that_of_autograd():
     row = weights().requires_grad_()
     made = mixture(row.detach())
@@ -104,13 +96,12 @@ def test_narrow_weights_have_nearly_the_same_gradient(dtype):
 def test_pieces_give_what_the_whole_gives(monkeypatch):
     row = weights()
     made = mixture(row)
-    whole = made.gradients([row], 1.0), made.neg_log_density(row)
+    whole = made.gradients([row], 1.0)
     likely = most_likely(row, made.components())
     monkeypatch.setattr(module, "PIECE", 7)
-    assert torch.allclose(made.gradients([row], 1.0)[0][0], whole[0][0][0], rtol=1e-12)
-    for found, wanted in zip(made.gradients([row], 1.0)[1], whole[0][1], strict=True):
+    assert torch.allclose(made.gradients([row], 1.0)[0][0], whole[0][0], rtol=1e-12)
+    for found, wanted in zip(made.gradients([row], 1.0)[1], whole[1], strict=True):
         assert torch.allclose(found, wanted, rtol=1e-10)
-    assert float(made.neg_log_density(row)) == pytest.approx(float(whole[1]), rel=1e-12)
     assert np.array_equal(most_likely(row, made.components()), likely)
 
 
@@ -133,7 +124,6 @@ def test_no_tensor_of_weights_times_components_is_ever_made(monkeypatch):
     made = mixture(row, components)
     with Largest() as largest:
         made.gradients([row], 1.0)
-        made.neg_log_density(row)
         most_likely(row, made.components())
     assert largest.elements == max(len(row), 32 * components) < len(row) * components
 

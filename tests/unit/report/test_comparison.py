@@ -71,4 +71,4 @@ def test_report_compares_several_folders(tmp_path, monkeypatch):
     assert len(drawings(page)) == 2
     done = CliRunner().invoke(main, ["report", *names, "missing"])
     assert done.exit_code == 2
-    assert "missing holds no finished run" in done.stderr
+    assert "missing/record.json could not be read" in done.stderr

@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The reports of real runs, and one of a network with long names and tall matrices."""
+    """The reports of real runs, and one of a network with long names and many values."""
     made = {}
     for name in RUNS:
         folder = tmp_path_factory.mktemp("report") / "run"
@@ -102,16 +102,6 @@ def test_a_page_that_is_none_of_this_is_noticed(browser: Browser, tmp_path: Path
         assert "hello" in said
         assert "none is not defined" in said
         assert len(bad.asked_for()) == 2
-
-
-def test_pictures_of_tall_matrices_leave_no_hole_beside_them(
-    browser: Browser, reports: dict[str, Path]
-) -> None:
-    with browser.page(reports["tall"]) as page:
-        page.show(width=1400)
-        image = "document.querySelector('.pictures img')"
-        width, height = page.run(f"[{image}.width, {image}.height]")
-    assert width >= 400 > height
 
 
 def _tab_to(page: Page, selector: str) -> None:

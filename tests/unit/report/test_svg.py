@@ -5,10 +5,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from reefknot.lab.report.svg import (
-    Bar,
     Chart,
     Scale,
-    bars,
     is_log,
     log_ticks,
     nice_step,
@@ -96,12 +94,6 @@ def test_log_line_leaves_out_zero() -> None:
     assert _paths(chart, "line") == ["M50.0,24.0L231.0,202.0"]
 
 
-def test_band_goes_along_the_top_and_back_along_the_bottom() -> None:
-    chart = _chart()
-    chart.band([(0, 0.0, 1.0), (10, 0.0, 1.0)])
-    assert _paths(chart, "band") == ["M50.0,24.0L412.0,24.0L412.0,202.0L50.0,202.0Z"]
-
-
 def test_chart_has_a_label_for_screen_readers_and_escapes_it() -> None:
     root = ET.fromstring(_chart(label='<"&').render())
     assert root.get("role") == "img"
@@ -114,9 +106,9 @@ def test_chart_of_one_step_has_width() -> None:
     assert ET.fromstring(chart.render()).find("circle").get("cx") == "231"
 
 
-def test_bars_on_a_log_scale_show_one_and_have_none_for_zero() -> None:
-    # From 0.5 to 8 are four doublings over 84 to 404: one is one doubling, 80 wide.
-    rows = [Bar("a", 8, "8", "zero"), Bar("b", 1, "1", "positive"), Bar("<c>", 0, "0", "negative")]
-    root = ET.fromstring(bars(rows, label="bars", log=True))
-    assert [float(rect.get("width")) for rect in root.iter("rect")] == [320, 80]
-    assert "<c>" in [words.text for words in root.iter("text")]
+def test_stems_stand_at_their_values() -> None:
+    # From 0.5 to 8 are four doublings over 178 pixels: 1 is one doubling above the foot.
+    chart = _chart(y_range=(0.5, 8.0), log=True)
+    for x, y in ((0.0, 8.0), (10.0, 1.0)):
+        chart.stem(x, y, kind="zero", title="told")
+    assert _paths(chart, "stem") == ["M50.0,202.0L50.0,24.0", "M412.0,202.0L412.0,157.5"]

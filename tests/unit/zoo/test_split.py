@@ -22,7 +22,6 @@ def test_a_tenth_is_held_out_and_no_example_is_lost() -> None:
     # The label of example i is i % 5, and its first input is 2 i.
     assert torch.equal(data.train.labels, (data.train.inputs[:, 0] / 2).long() % 5)
     assert data.test is None
-    assert data.num_classes == 5
 
 
 def test_the_shuffle_never_changes() -> None:

@@ -30,15 +30,13 @@ each by about the sum of its learning rates, so theirs is larger than that of th
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from reefknot.errors import ConfigError
+from reefknot.lab.baselines.by_name import Numbers, are_numbers, by_name
 from reefknot.lab.baselines.noisy import (
     Layer,
     NoisyLayer,
@@ -60,7 +58,6 @@ from reefknot.methods.settings import (
 from reefknot.tying import NumClusters, Tying
 
 Prior = Literal["gnj", "ghs"]
-Threshold = float | Mapping[str, float]
 
 THRESHOLDS: dict[str, float] = {"gnj": -3.0, "ghs": 2.5}
 
@@ -83,33 +80,13 @@ def inverse_gamma_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
     return gamma_kl(-mean, log_variance, 0.0)
 
 
-# -- scales ---------------------------------------------------------------------------------
+# -- the distributions of a layer's scales, one per group, in a shape that broadcasts ----------
 
 
 _LEAST_SCALE = 1e-12  # above 0, because its logarithm is taken
 
 
-class Scales(ABC):
-    """The distributions of a layer's scales, one per group, in a shape that broadcasts."""
-
-    @abstractmethod
-    def sample(self, shape: Sequence[int]) -> Tensor:
-        """Samples of this shape, whose last dimensions are the groups'."""
-
-    @abstractmethod
-    def means(self) -> Tensor:
-        """The expected scales."""
-
-    @abstractmethod
-    def kl(self) -> Tensor:
-        """The KL divergence from the prior, a scalar."""
-
-    @abstractmethod
-    def noise(self) -> Tensor:
-        """How noisy each group is: the value that is compared with the threshold."""
-
-
-class JeffreysScales(Scales):
+class JeffreysScales:
     """z ~ N(mu, var), with the prior 1/|z|."""
 
     def __init__(self, owner: NoisyLayer, like: Tensor, initial_log_variance: float) -> None:
@@ -118,7 +95,7 @@ class JeffreysScales(Scales):
         self.log_variance = owner.learn("scale_log_variance", start)
 
     def sample(self, shape: Sequence[int]) -> Tensor:
-        """Gaussian samples."""
+        """Gaussian samples of this shape, whose last dimensions are the groups'."""
         return draw(self.mean.expand(shape), self.log_variance.exp())
 
     def means(self) -> Tensor:
@@ -130,11 +107,11 @@ class JeffreysScales(Scales):
         return log_uniform_kl(self.noise()).sum()
 
     def noise(self) -> Tensor:
-        """Log alpha."""
+        """Log alpha, which is compared with the threshold."""
         return log_alpha(self.mean, self.log_variance)
 
 
-class HorseshoeScales(Scales):
+class HorseshoeScales:
     """log z ~ N(m, v): half of log s_a + log s_b + log alpha + log beta, all Gaussian.
 
     s_a and alpha have Gamma priors, s_b and beta inverse Gamma ones. All scales start at 1; for
@@ -183,7 +160,7 @@ class HorseshoeScales(Scales):
         )
 
     def noise(self) -> Tensor:
-        """−log mode = v − m."""
+        """−log mode = v − m, which is compared with the threshold."""
         mean, variance = self._log(*self.parts)
         return variance - mean
 
@@ -204,27 +181,25 @@ class ScaledLayer(NoisyLayer):
         self,
         name: str,
         layer: Layer,
+        settings: "BayesianCompression",
         *,
         noisy_bias: bool,
-        tau: float | None,
-        initial_log_variance: float,
         threshold: float,
-        max_variance: float | None = None,
+        is_first: bool,
     ) -> None:
         super().__init__(name, layer)
-        self.threshold, self.max_variance = threshold, max_variance
-        self.log_variance = self.learn(
-            "log_variance", torch.full_like(layer.weight, initial_log_variance)
-        )
+        self.threshold = threshold
+        self.max_variance = settings.first_layer_max_variance if is_first else None
+        start, like = settings.initial_log_variance, _groups(layer)
+        self.log_variance = self.learn("log_variance", torch.full_like(layer.weight, start))
         self.bias_log_variance: nn.Parameter | None = None
         if noisy_bias and layer.bias is not None:
-            start = torch.full_like(layer.bias, initial_log_variance)
-            self.bias_log_variance = self.learn("bias_log_variance", start)
-        like = _groups(layer)
-        self.scales: Scales = (
-            JeffreysScales(self, like, initial_log_variance)
-            if tau is None
-            else HorseshoeScales(self, like, initial_log_variance, tau)
+            noisy = torch.full_like(layer.bias, start)
+            self.bias_log_variance = self.learn("bias_log_variance", noisy)
+        self.scales: JeffreysScales | HorseshoeScales = (
+            JeffreysScales(self, like, start)
+            if settings.prior == "gnj"
+            else HorseshoeScales(self, like, start, settings.global_scale)
         )
 
     def sample(self, x: Tensor) -> Tensor:
@@ -258,11 +233,9 @@ class ScaledLayer(NoisyLayer):
 
     def limit_(self) -> None:
         """Clamp the variances of weights and biases to the maximum, if there is one."""
-        if self.max_variance is None:
-            return
-        self.log_variance.clamp_(max=math.log(self.max_variance))
-        if self.bias_log_variance is not None:
-            self.bias_log_variance.clamp_(max=math.log(self.max_variance))
+        for own in (self.log_variance, self.bias_log_variance):
+            if own is not None and self.max_variance is not None:
+                own.clamp_(max=math.log(self.max_variance))
 
 
 def _groups(layer: Layer) -> Tensor:
@@ -273,14 +246,6 @@ def _groups(layer: Layer) -> Tensor:
 
 
 # -- the method -----------------------------------------------------------------------------
-
-
-def _are_thresholds(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for pattern, threshold in value.items():
-            yield from is_any_number(f"{name}.{pattern}", threshold)
-    elif value is not None:
-        yield from is_any_number(name, value)
 
 
 class BayesianCompression(NoisyMethod):
@@ -301,12 +266,12 @@ class BayesianCompression(NoisyMethod):
         check=are_clusters(least=2),
         kw_only=False,
     )
-    threshold: Threshold | None = setting(
+    threshold: Numbers | None = setting(
         default=None,
         doc='groups whose scale has a log alpha ("gnj") or −log mode ("ghs") at or above this are '
         "zero; a number, or a table from patterns of layer names to numbers, of which the first "
         'match counts; None is -3 for "gnj" and 2.5 for "ghs"',
-        check=_are_thresholds,
+        check=are_numbers(is_any_number),
         kw_only=False,
     )
     initial_log_variance: float = setting(
@@ -325,37 +290,16 @@ class BayesianCompression(NoisyMethod):
 
     def noisy_layers(self, layers: Mapping[str, Layer], tying: Tying) -> Sequence[NoisyLayer]:
         """Gaussians and scales; the first layer's variances are bounded."""
-        thresholds = _by_layer(self.threshold, THRESHOLDS[self.prior], list(layers))
+        threshold = THRESHOLDS[self.prior] if self.threshold is None else self.threshold
+        thresholds = by_name("threshold", threshold, list(layers))
         return [
             ScaledLayer(
                 name,
                 layer,
+                self,
                 noisy_bias=is_tied(f"{name}.bias", tying),
-                tau=self.global_scale if self.prior == "ghs" else None,
-                initial_log_variance=self.initial_log_variance,
                 threshold=thresholds[name],
-                max_variance=None if number else self.first_layer_max_variance,
+                is_first=number == 0,
             )
             for number, (name, layer) in enumerate(layers.items())
         ]
-
-
-def _by_layer(threshold: Threshold | None, default: float, names: list[str]) -> dict[str, float]:
-    """The threshold of each layer; every layer and every pattern must have a match."""
-    if not isinstance(threshold, Mapping):
-        return dict.fromkeys(names, default if threshold is None else float(threshold))
-    mistakes = [
-        f"threshold names {pattern!r}, but layers are {', '.join(names)}"
-        for pattern in threshold
-        if not any(fnmatchcase(name, pattern) for name in names)
-    ]
-    found = {}
-    for name in names:
-        matching = [value for p, value in threshold.items() if fnmatchcase(name, p)]
-        if matching:
-            found[name] = float(matching[0])
-        else:
-            mistakes.append(f"threshold has no entry for the layer {name!r}")
-    if mistakes:
-        raise ConfigError(*mistakes)
-    return found

@@ -12,13 +12,12 @@ values are trained, each by the sum of its weights' gradients, where APT takes t
 biases and other vectors are neither pruned nor clustered, but kept exactly.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import nn
 
-from reefknot.errors import ConfigError
+from reefknot.lab.baselines.by_name import Numbers, are_numbers, by_name
 from reefknot.lab.baselines.pruned import Pruned
 from reefknot.methods import TyingMethod
 from reefknot.methods.settings import (
@@ -32,16 +31,6 @@ from reefknot.methods.settings import (
 from reefknot.phases import Frozen, Phase, Step
 from reefknot.tying import TENSOR, NumClusters, Scope, Tying, original_name, unwrapped
 
-Quality = float | Mapping[str, float]
-
-
-def _are_qualities(name: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, Mapping):
-        yield from is_number()(name, value)
-        return
-    for pattern, quality in value.items():
-        yield from is_number()(f"{name}.{pattern}", quality)
-
 
 class DeepCompression(TyingMethod):
     """Deep Compression: iterated magnitude pruning, k-means per tensor, summed gradients."""
@@ -54,11 +43,11 @@ class DeepCompression(TyingMethod):
         check=are_clusters(least=2),
         kw_only=False,
     )
-    quality: Quality = setting(
+    quality: Numbers = setting(
         default=1.0,
         doc="a weight below quality times the tensor's standard deviation is pruned; a number, or "
         "a table from name patterns to numbers, of which the first match counts",
-        check=_are_qualities,
+        check=are_numbers(is_number()),
         kw_only=False,
     )
     prune_every: int = setting(
@@ -99,10 +88,10 @@ class DeepCompression(TyingMethod):
 class PruneInRounds(Pruned):
     """Training that prunes every so many steps, a little more each time."""
 
-    def __init__(self, tying: Tying, quality: Quality, every: int, rounds: int) -> None:
+    def __init__(self, tying: Tying, quality: Numbers, every: int, rounds: int) -> None:
         super().__init__(tying)
         names = [name for group in tying.groups for name in group.members]
-        self.quality = _quality_by_name(quality, names)
+        self.quality = by_name("quality", quality, names)
         self.every, self.rounds = every, rounds
 
     def after_step(self, step: Step) -> None:
@@ -127,25 +116,3 @@ class PruneInRounds(Pruned):
 def _vectors(model: nn.Module) -> list[str]:
     named = unwrapped(model).named_parameters()
     return [original_name(name) for name, parameter in named if parameter.dim() < 2]
-
-
-def _quality_by_name(quality: Quality, names: list[str]) -> dict[str, float]:
-    """The factor of each parameter; every parameter and every pattern must have a match."""
-    if not isinstance(quality, Mapping):
-        return dict.fromkeys(names, float(quality))
-
-    def mistakes() -> Iterator[str]:
-        for pattern in quality:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                yield f"quality names {pattern!r}, which matches none of {names}"
-        for name in names:
-            if not any(fnmatchcase(name, pattern) for pattern in quality):
-                yield f"quality has no entry for {name!r}; give one, or exclude this parameter"
-
-    found = list(mistakes())
-    if found:
-        raise ConfigError(*found)
-    return {
-        name: next(float(q) for pattern, q in quality.items() if fnmatchcase(name, pattern))
-        for name in names
-    }

@@ -1,7 +1,7 @@
 """A mixture of Gaussians as the prior of weights, one component fixed at zero.
 
 Takes     weights, the number of components, and Gamma priors of the components' precisions.
-Gives     -log p and its gradients, computed in chunks; and at the end values and an assignment.
+Gives     the gradients of -log p, computed in chunks; and at the end values and an assignment.
 Paper     section 1 names it as prior work: Nowlan and Hinton (1992), Ullrich et al. (2017).
 Unaware   of groups, steps and optimizers.
 
@@ -28,11 +28,6 @@ class Gamma(NamedTuple):
     shape: float
     rate: float
 
-    def neg_log(self, log_values: Tensor) -> Tensor:
-        """The sum of -log p(value)."""
-        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
-        return (self.rate * log_values.exp() - (self.shape - 1) * log_values - constant).sum()
-
     def slope(self, log_values: Tensor) -> Tensor:
         """The derivative of -log p(value) with respect to the logarithm of the value."""
         return self.rate * log_values.exp() - (self.shape - 1)
@@ -47,7 +42,7 @@ class Components(NamedTuple):
 
 
 class Mixture:
-    """The prior: `means`, `log_precisions` and `log_weights` are learned."""
+    """The prior: `means`, `log_precisions` and `log_weights` are learned, its `parameters`."""
 
     def __init__(
         self,
@@ -64,36 +59,13 @@ class Mixture:
         even = torch.linspace(low, high, num_components - 1, dtype=torch.float64)
         log_precisions = torch.full((num_components,), -2 * math.log(std))
         real = torch.promote_types(weights.dtype, torch.float32)
-        self.means, self.log_precisions, self.log_weights = (
-            nn.Parameter(start.to(weights.device, real))
-            for start in (even, log_precisions, torch.zeros(num_components - 1))
-        )
-        self.zero_weight, self.zero_prior, self.prior = zero_weight, zero_prior, prior
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The learned parameters by name."""
-        return {
-            "means": self.means,
-            "log_precisions": self.log_precisions,
-            "log_weights": self.log_weights,
+        log_weights = torch.zeros(num_components - 1)
+        starts = {"means": even, "log_precisions": log_precisions, "log_weights": log_weights}
+        self.parameters = {
+            name: nn.Parameter(start.to(weights.device, real)) for name, start in starts.items()
         }
-
-    # -- the density ------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def neg_log_density(self, weights: Tensor) -> Tensor:
-        """The sum of -log p(w) over a row of weights."""
-        total = torch.zeros((), dtype=torch.float64)
-        for _, joint, _ in self._pieces(weights):
-            total -= joint.logsumexp(0).double().sum().cpu()
-        return total
-
-    @torch.no_grad()
-    def neg_log_hyper(self) -> Tensor:
-        """The sum of -log p(precision) over the components."""
-        first, others = self.log_precisions[:1], self.log_precisions[1:]
-        return self.zero_prior.neg_log(first) + self.prior.neg_log(others)
+        self.means, self.log_precisions, self.log_weights = self.parameters.values()
+        self.zero_weight, self.zero_prior, self.prior = zero_weight, zero_prior, prior
 
     @torch.no_grad()
     def gradients(self, rows: list[Tensor], scale: float) -> tuple[list[Tensor], list[Tensor]]:

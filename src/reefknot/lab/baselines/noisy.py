@@ -12,7 +12,7 @@ the optimizer by `parameter_groups`, so that the keys of the state dict do not c
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from reefknot.tying import NORM_LAYERS, Saved, Tying, ops, original_name, saved_
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TINY = 1e-8  # keeps logarithms and roots of zero finite
 
 
@@ -253,9 +252,8 @@ class Noise(Phase):
         """The non-zero fraction of the trainable parameters, as hardening now would leave it."""
         alive = {}
         for noisy in self.layers:
-            for own, mean in zip(
-                (noisy.layer.weight, noisy.layer.bias), noisy.means(), strict=True
-            ):
+            own_values = (noisy.layer.weight, noisy.layer.bias)
+            for own, mean in zip(own_values, noisy.means(), strict=True):
                 if own is not None and mean is not None:
                     alive[id(own)] = int(torch.count_nonzero(mean))
         trained = [p for p in self.tying.model.parameters() if p.requires_grad]
@@ -314,5 +312,5 @@ def _refusals(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _own_forward(module: nn.Module) -> bool:
     """Whether the layer's `forward` is not torch's, by subclassing or on the instance."""
-    known = any(type(module).forward is kind.forward for kind in _LAYERS)
+    known = any(type(module).forward is kind.forward for kind in get_args(Layer))
     return not known or "forward" in vars(module)

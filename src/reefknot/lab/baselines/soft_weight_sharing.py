@@ -222,15 +222,6 @@ class MixturePrior(Phase):
                 new_zeros += int(np.count_nonzero(to_zero & (row != 0).cpu().numpy()))
         return super().density() - new_zeros / sum(p.numel() for p in trainable)
 
-    def stats(self) -> dict[str, Any]:
-        """-log p of the weights."""
-        total = 0.0
-        for group in self._mixed():
-            mixture = self.mixtures[group.name]
-            total += sum(float(mixture.neg_log_density(row)) for row in _rows(group))
-            total += float(mixture.neg_log_hyper())
-        return {"neg_log_prior": total}
-
     def state_dict(self) -> Saved:
         """The step, and the mixtures."""
         return super().state_dict() | {

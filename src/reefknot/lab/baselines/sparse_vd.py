@@ -35,12 +35,10 @@ CLIP = 8.0  # |log alpha| is clipped to this, in the KL and in the noise
 class DropoutLayer(NoisyLayer):
     """Weights N(theta, sigma²), one sigma each; the bias has no noise."""
 
-    def __init__(
-        self, name: str, layer: Layer, *, initial_log_variance: float, threshold: float
-    ) -> None:
+    def __init__(self, name: str, layer: Layer, settings: "SparseVD") -> None:
         super().__init__(name, layer)
-        self.threshold = threshold
-        start = torch.full_like(layer.weight, initial_log_variance)
+        self.threshold = settings.threshold
+        start = torch.full_like(layer.weight, settings.initial_log_variance)
         self.log_variance = self.learn("log_variance", start)
 
     def log_alpha(self) -> Tensor:
@@ -92,12 +90,4 @@ class SparseVD(NoisyMethod):
 
     def noisy_layers(self, layers: Mapping[str, Layer], tying: Tying) -> Sequence[NoisyLayer]:
         """A Gaussian for each weight."""
-        return [
-            DropoutLayer(
-                name,
-                layer,
-                initial_log_variance=self.initial_log_variance,
-                threshold=self.threshold,
-            )
-            for name, layer in layers.items()
-        ]
+        return [DropoutLayer(name, layer, self) for name, layer in layers.items()]

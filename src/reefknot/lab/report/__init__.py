@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reefknot.errors import ReefknotError
-from reefknot.files import write_atomically
+from reefknot.errors import FormatError
+from reefknot.files import read_bytes, write_atomically
 from reefknot.inspection import inspect
 from reefknot.lab.report.comparison import Compared, front_of, render_comparison
 from reefknot.lab.report.curves import in_order
@@ -21,28 +21,18 @@ from reefknot.lab.report.page import render
 from reefknot.lab.report.wording import mapping, number
 from reefknot.state import TiedState
 
-__all__ = ["Compared", "compared", "front_of", "render", "write_comparison", "write_report"]
+__all__ = [
+    "Compared", "compared", "front_of", "read_record", "render", "write_comparison", "write_report",
+]  # fmt: skip
 
 
-def write_report(folder: Path, state: TiedState | None = None) -> Path:
-    """Write `report.html` into a run's folder, and return its path.
-
-    An unfinished run has no record yet and is shown by its metrics; a truncated last line is left
-    out. The page is written atomically.
-    """
-    folder = Path(folder)
-    record = _read_record(folder / "record.json")
-    metrics = _read_metrics(folder / "metrics.jsonl")
-    if record is None and metrics is None:
-        raise ReefknotError(
-            f"{folder} has neither record.json nor metrics.jsonl; expected the folder of a run"
-        )
-    config = _read(folder / "config.toml") or ""
-    file = folder / "model.reef"
-    sizes = inspect(file) if file.exists() else None
-    path = folder / "report.html"
-    write_atomically(path, render(record or {}, metrics or [], state, config, sizes).encode())
-    return path
+def write_report(folder: Path, state: TiedState) -> Path:
+    """Write `report.html` into the folder of a finished run, atomically, and return its path."""
+    record, metrics = read_record(folder), _read_metrics(folder)
+    config = (_read(folder / "config.toml") or b"").decode(errors="replace")
+    page = render(record, metrics, state, config, inspect(folder / "model.reef"))
+    write_atomically(folder / "report.html", page.encode())
+    return folder / "report.html"
 
 
 def write_comparison(path: Path, title: str, lead: str, runs: Sequence[Compared]) -> Path:
@@ -53,9 +43,8 @@ def write_comparison(path: Path, title: str, lead: str, runs: Sequence[Compared]
 
 def compared(folder: Path, name: str) -> Compared:
     """What a comparison shows of a run's folder."""
-    folder = Path(folder)
-    record = _read_record(folder / "record.json") or {}
-    lines = in_order(_read_metrics(folder / "metrics.jsonl") or [])
+    record = read_record(folder) if (folder / "record.json").exists() else {}
+    lines = in_order(_read_metrics(folder))
     rows = [(line["step"], number(line.get("val_error"))) for line in lines]
     return Compared(
         name,
@@ -68,33 +57,26 @@ def compared(folder: Path, name: str) -> Compared:
     )
 
 
-def _read(path: Path) -> str | None:
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a finished run."""
+    path = folder / "record.json"
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
-
-
-def _read_record(path: Path) -> dict[str, Any] | None:
-    if (content := _read(path)) is None:
-        return None
-    try:
-        record = json.loads(content)
+        record = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise ReefknotError(f"{path} is not valid JSON: {error}") from None
+        raise FormatError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(record, dict):
-        raise ReefknotError(f"{path} holds a {type(record).__name__}; an object was expected")
+        raise FormatError(f"{path} holds a {type(record).__name__}; a record was expected")
     return record
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]] | None:
-    if (content := _read(path)) is None:
-        return None
+def _read_metrics(folder: Path) -> list[Any]:
     metrics = []
-    for line in content.split("\n"):
+    for line in (_read(folder / "metrics.jsonl") or b"").splitlines():
         # A killed run may leave half a line, after which a resumed run goes on writing.
         with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                metrics.append(found)
+            metrics.append(json.loads(line))
     return metrics
+
+
+def _read(path: Path) -> bytes | None:
+    return read_bytes(path) if path.exists() else None

@@ -9,9 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reefknot.lab.report import tables
-from reefknot.lab.report.document import MAX_POINTS, Figure, document, gallery, header, section
-from reefknot.lab.report.markup import tag, text
+from reefknot.lab.report.document import (
+    MAX_POINTS,
+    Figure,
+    document,
+    gallery,
+    header,
+    section,
+    table,
+    tag,
+    text,
+)  # fmt: skip
 from reefknot.lab.report.svg import Chart, is_log, padded
 from reefknot.lab.report.wording import count, number, percent, plain
 
@@ -48,8 +56,8 @@ def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def render_comparison(title: str, lead: str, runs: Sequence[Compared]) -> str:
     """A page about several runs; those on the front come first, the smallest on top."""
-    measured = [(one, *_point(one)) for one in runs if _is_measured(one)]
-    front = [measured[place][0] for place in front_of([(x, y) for _, x, y in measured])]
+    measured = [(one, point) for one in runs if (point := _point(one))]
+    front = [measured[place][0] for place in front_of([point for _, point in measured])]
     others = [one for one in runs if all(one is not other for other in front)]
     note = "On the front, in colour, is what no other run beats in both bytes and validation error."
     drawn = [*_error_and_bytes(front, others), *_curves(front, others)]
@@ -58,38 +66,32 @@ def render_comparison(title: str, lead: str, runs: Sequence[Compared]) -> str:
     return document(title, [head, gallery("Error and bytes", note, drawn), section("Runs", listed)])
 
 
-def _is_measured(one: Compared) -> bool:
+def _point(one: Compared) -> tuple[float, float] | None:
+    """Bytes and error, if both are known."""
     size, error = number(one.file_bytes), number(one.val_error)
-    return size is not None and size > 0 and error is not None
+    return (size, error) if size is not None and size > 0 and error is not None else None
 
 
-def _point(one: Compared) -> tuple[float, float]:
-    return number(one.file_bytes) or 0.0, number(one.val_error) or 0.0
-
-
-def _told(one: Compared) -> str:
-    return f"{one.name}: {count(one.file_bytes)} bytes, {percent(one.val_error)}"
+def _dot(chart: Chart, one: Compared, kind: str) -> None:
+    if (point := _point(one)) is not None:
+        told = f"{one.name}: {count(one.file_bytes)} bytes, {percent(one.val_error)}"
+        chart.dot(*point, kind=kind, title=told)
 
 
 def _error_and_bytes(front: Sequence[Compared], others: Sequence[Compared]) -> list[Figure]:
     if not front:
         return []
-    behind = [one for one in others if _is_measured(one)]
-    sizes, errors = zip(*map(_point, [*front, *behind]), strict=True)
+    line = [point for one in front if (point := _point(one))]
+    sizes, errors = zip(*line, *filter(None, map(_point, others)), strict=True)
     log = is_log(errors)
-    chart = Chart(
-        padded(sizes, log=True),
-        padded(errors, log=log),
-        f"Validation error against bytes of {len(sizes)} runs, {len(front)} on the front.",
-        log=log,
-        x_label="bytes",
-        log_x=True,
-    )
-    for one in behind:
-        chart.dot(*_point(one), kind="dot zero", title=_told(one))
-    chart.line([_point(one) for one in front])
+    label = f"Validation error against bytes of {len(sizes)} runs, {len(front)} on the front."
+    ranges = (padded(sizes, log=True), padded(errors, log=log))
+    chart = Chart(*ranges, label, log=log, x_label="bytes", log_x=True)
+    for one in others:
+        _dot(chart, one, "dot zero")
+    chart.line(line)
     for one in front:
-        chart.dot(*_point(one), kind="dot a", title=_told(one))
+        _dot(chart, one, "dot a")
     return [Figure("Validation error against bytes", "percent; sizes by ratio", chart.render())]
 
 
@@ -106,25 +108,20 @@ def _curves(front: Sequence[Compared], others: Sequence[Compared]) -> list[Figur
         step = -(-len(one.curve) // MAX_POINTS)
         points = [*one.curve[:-1:step], one.curve[-1]]
         chart.line(points, kind=kind, title=f"{one.name}, {one.state}")
-        if one.state == "pruned":
-            chart.end(points[-1:], "", kind=kind)
-    note = "over the share of the steps that are done; a dot ends a run that was given up"
+    note = "over the share of the steps that are done"
     return [Figure("Validation error", f"percent, {note}", chart.render())]
 
 
 def _table(front: Sequence[Compared], others: Sequence[Compared]) -> str:
-    heads = [("Run", ""), ("State", "soft"), ("Bytes", "num"), ("Validation error", "num")]
-    with_test = any(number(one.test_error) is not None for one in front)
-    if with_test:
-        heads.append(("Test error", "num"))
-    heads.append(("Values", ""))
+    numbers = ("Bytes", "Validation error", "Test error")
+    heads = [("Run", ""), ("State", "soft"), *((name, "num") for name in numbers), ("Values", "")]
     rows = []
     for one in [*front, *others]:
         state = "on the front" if any(one is other for other in front) else one.state
         values = ", ".join(f"{key} = {_value(value)}" for key, value in one.values.items())
-        cells = [one.name, state, count(one.file_bytes), percent(one.val_error)]
-        rows.append([*cells, *([percent(one.test_error)] if with_test else []), values])
-    return tables.table(heads, rows, label="Runs", wide=True)
+        errors = (percent(one.val_error), percent(one.test_error))
+        rows.append([one.name, state, count(one.file_bytes), *errors, values])
+    return table(heads, rows, label="Runs", wide=True)
 
 
 def _value(value: object) -> str:

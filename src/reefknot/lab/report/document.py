@@ -1,18 +1,17 @@
-"""A document: the frame of every page, and the figures in it, which every drawing comes as.
+"""A document: markup that is safe whatever it shows; tables, figures, and the frame of every page.
 
-Takes     parts of a page as markup; drawings, and the words around them.
-Gives     HTML without scripts and without anything to fetch.
+Takes     names and numbers that come from files, and may be anything; drawings as markup.
+Gives     HTML without scripts and without anything to fetch, which HTML and XML parsers read back
+          as it was meant.
 Unaware   of what is shown.
 """
 
-from collections.abc import Mapping, Sequence
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from reefknot.lab.report import tables
-from reefknot.lab.report.markup import tag, text
-from reefknot.lab.report.tables import Numbers
+from typing import Any, NamedTuple
 
 STYLE = Path(__file__).with_name("style.css")
 
@@ -20,6 +19,104 @@ MAX_POINTS = 300  # along a curve: more cannot be told apart on a screen
 MAX_GROUPS = 6  # codebooks with a figure of their own
 
 Metrics = Sequence[Mapping[str, Any]]
+
+# Lone surrogates (a JSON escape can make one) cannot be written as UTF-8, and XML knows no control
+# characters. Direction overrides would let a tensor's name rewrite the line that it is in.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+_VOID = frozenset({"meta"})
+_SHAPES = frozenset({"rect", "path", "line", "circle"})
+
+
+def text(value: object) -> str:
+    """A value as text between tags or inside an attribute.
+
+    >>> text("<b> & 'c'")
+    '&lt;b&gt; &amp; &#x27;c&#x27;'
+    """
+    return html.escape(_UNPRINTABLE.sub("\ufffd", str(value)), quote=True)
+
+
+def tag(name: str, /, *children: str, **attributes: object) -> str:
+    """One element; `children` are markup already, attributes are escaped here.
+
+    A trailing underscore is dropped and others become hyphens (`class_`, `aria_label`), an
+    attribute that is None is left out, and floats are rounded to what a screen can show.
+
+    >>> tag("rect", x=1.25, class_="bar", rx=None)
+    '<rect x="1.2" class="bar"/>'
+    """
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None:
+            continue
+        shown = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else text(value)
+        parts.append(f'{key.removesuffix("_").replace("_", "-")}="{shown}"')
+    head = " ".join(parts)
+    if children:
+        return f"<{head}>{''.join(children)}</{name}>"
+    end = "" if name in _VOID else "/" if name in _SHAPES else f"></{name}"
+    return f"<{head}{end}>"
+
+
+# -- tables ---------------------------------------------------------------------------------
+
+
+class Numbers(NamedTuple):
+    """The numbers that a drawing shows on hover, as a table for keyboards and screen readers."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def table(
+    heads: Sequence[tuple[str, str]],
+    rows: Iterable[Sequence[str]],
+    *,
+    label: str,
+    foot: Sequence[str] = (),
+    wide: bool = False,
+) -> str:
+    """A table in a box that scrolls by itself, by finger or by keyboard; nothing without rows.
+
+    Args:
+        heads: for each column its name and its class; a first one without a class names its row.
+        rows: the cells of each, plain text.
+        label: what screen readers call the box.
+        foot: the cells of a last row, which sums up.
+        wide: it has more columns than a phone can show, and says so there.
+    """
+    kinds = [kind for _, kind in heads]
+    body = [_row(kinds, cells) for cells in rows]
+    if not body:
+        return ""
+    cells = [tag("th", text(name), class_=kind or None, scope="col") for name, kind in heads]
+    parts = [tag("thead", tag("tr", *cells)), tag("tbody", *body)]
+    if foot:
+        parts.append(tag("tfoot", _row(kinds, foot)))
+    kind = "scroll wide" if wide else "scroll"
+    box = tag("div", tag("table", *parts), class_=kind, role="region", aria_label=label, tabindex=0)
+    return (tag("p", text("Scrolls sideways: more columns →"), class_="hint") if wide else "") + box
+
+
+def _row(kinds: Sequence[str], cells: Sequence[str]) -> str:
+    found = []
+    for place, (kind, cell) in enumerate(zip(kinds, cells, strict=True)):
+        if place == 0 and not kind:
+            found.append(tag("th", text(cell), scope="row"))
+        else:
+            found.append(tag("td", text(cell), class_=kind or None))
+    return tag("tr", *found)
+
+
+def _numbers(title: str, told: Numbers) -> str:
+    """The numbers of a drawing, folded away."""
+    found = table([(head, "num") for head in told.heads], told.rows, label=f"Numbers of {title}")
+    return tag("details", tag("summary", "Numbers"), found, class_="numbers") if found else ""
+
+
+# -- pages ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -29,13 +126,7 @@ class Figure:
     title: str
     note: str
     body: str
-    shape: str = ""  # "wide" for both columns of the page
     numbers: Numbers | None = None
-
-
-def sign_kind(value: float) -> str:
-    """The class that colors a value: negative, zero or positive."""
-    return "zero" if value == 0 else "negative" if value < 0 else "positive"
 
 
 def document(title: str, parts: Sequence[str], *, version: object = None) -> str:
@@ -58,8 +149,8 @@ def figure(shown: Figure) -> str:
     """A drawing between its title and its numbers."""
     note = tag("p", text(shown.note)) if shown.note else ""
     caption = tag("figcaption", tag("h3", text(shown.title)), note)
-    numbers = tables.numbers(shown.title, shown.numbers) if shown.numbers else ""
-    return tag("figure", caption, shown.body, numbers, class_=shown.shape or None)
+    numbers = _numbers(shown.title, shown.numbers) if shown.numbers else ""
+    return tag("figure", caption, shown.body, numbers)
 
 
 def header(kind: str, title: str, *parts: str, words: str = "") -> str:

@@ -9,21 +9,42 @@ Unaware   of files, and of how each figure is drawn.
 from collections.abc import Mapping
 from typing import Any
 
-from reefknot import rates
+import numpy as np
+
+from reefknot.dtypes import is_zero
 from reefknot.inspection import Inspection
-from reefknot.lab.report import curves, histograms, matrices, tables
-from reefknot.lab.report.document import document, figure, gallery, header, section
-from reefknot.lab.report.markup import tag, text
-from reefknot.lab.report.wording import count, duration, mapping, number, percent, rate, share
-from reefknot.state import TiedState
+from reefknot.lab.report import curves, values
+from reefknot.lab.report.document import document, gallery, header, section, table, tag, text
+from reefknot.lab.report.wording import (
+    DASH,
+    TIMES,
+    count,
+    duration,
+    mapping,
+    number,
+    percent,
+    rate,
+    share,
+)  # fmt: skip
+from reefknot.state import KeptTensor, TiedState, TiedTensor
 
 OF_TYING = ("rate_paper", "rate_fixed", "num_clusters")  # they count shared values
+DENSE = "Dense network"
+STAGES = (
+    ("dense_val_error", DENSE, "validation"),
+    ("dense_test_error", DENSE, "test"),
+    ("val_error_soft", "Before tied values", "validation"),
+    ("val_error_hardened", "Clusters frozen", "validation"),
+    ("val_error", "Final", "validation"),
+    ("test_error", "Final", "test"),
+)
+TYING = ("val_error_soft", "val_error_hardened")  # stages that a run without tying does not have
 
 
 def render(
     record: dict[str, Any],
     metrics: list[dict[str, Any]],
-    state: TiedState | None,
+    state: TiedState,
     config: str,
     sizes: Inspection | None = None,
 ) -> str:
@@ -35,19 +56,19 @@ def render(
     Args:
         record: the object of `record.json`.
         metrics: the objects of `metrics.jsonl`, in the order they were written.
-        state: what the run ended with, or None; without it, no tensors are shown.
+        state: what the run ended with.
         config: the text of `config.toml`.
         sizes: what `inspect` says of the file, or None; without it, no bytes are shown.
     """
-    facts = _completed(mapping(record), state)
-    tied = bool(state.codebooks) if state is not None else number(facts.get("num_clusters")) != 0
+    facts = {key: value for key, value in record.items() if value is not None}
+    tied = bool(state.codebooks)
     lines = curves.in_order(metrics)
     if not tied:  # whatever phase the method was in, it tied nothing
         lines = [{**line, "phase": None} for line in lines]
     phases = curves.phases_told(lines)
     main = [
         _header(facts),
-        section("Result", _facts(facts, tied=tied), tables.errors(facts, tied=tied)),
+        section("Result", _facts(facts, tied=tied), _errors(facts, tied=tied)),
         gallery(
             "Training",
             "Curves over training steps" + (f"; phases: {phases}." if phases else "."),
@@ -56,39 +77,19 @@ def render(
         gallery(
             "Shared values",
             "Negative values are blue, positive ones orange, zero is grey.",
-            [*curves.centers(lines), *histograms.histograms(state, lines)],
+            [*values.centers(lines), *values.histograms(state)],
         ),
         _sizes(sizes),
         _tensors(state),
         section(
             "Skipped",
-            tables.skipped(facts),
+            _skipped(facts),
             lead="These parameters were not tied; they are stored exactly.",
         ),
         _made(facts, config),
     ]
     title = " · ".join([_title(facts), *([str(facts["method"])] if facts.get("method") else [])])
     return document(title, main, version=mapping(facts.get("versions")).get("reefknot"))
-
-
-def _completed(record: Mapping[str, Any], state: TiedState | None) -> dict[str, Any]:
-    """The record, with missing entries computed from the state."""
-    facts = {key: value for key, value in record.items() if value is not None}
-    if state is not None:
-        facts.setdefault("density", state.density)
-        facts.setdefault("original_bytes", state.original_bytes)
-        if state.codebooks:
-            facts.setdefault("num_clusters", state.num_clusters)
-            for key, compute in (
-                ("rate_fixed", rates.rate_fixed),
-                ("rate_paper", rates.rate_paper),
-            ):
-                if key not in facts:
-                    facts[key] = compute(state)
-    before, after = number(facts.get("original_bytes")), number(facts.get("file_bytes"))
-    if before and after:
-        facts.setdefault("rate_file", before / after)
-    return facts
 
 
 # -- the parts, from top to bottom ----------------------------------------------------------------
@@ -109,7 +110,7 @@ def _header(facts: Mapping[str, Any]) -> str:
 
 
 def _headline(facts: Mapping[str, Any]) -> str:
-    """Bytes before and after, the rate and the error, with two bars drawn to scale."""
+    """Bytes before and after, the rate and the error."""
     before, after = number(facts.get("original_bytes")), number(facts.get("file_bytes"))
     parts = []
     if before is not None and after is not None:
@@ -119,36 +120,18 @@ def _headline(facts: Mapping[str, Any]) -> str:
         parts.append(tag("span", text(f"{count(after if before is None else before)} bytes")))
     if number(facts.get("rate_file")) is not None:
         parts.append(tag("span", text(rate(facts["rate_file"])), class_="rate"))
-    if number(facts.get("test_error")) is not None:
-        parts.append(tag("span", text(f"test error {percent(facts['test_error'])}")))
-    elif number(facts.get("val_error")) is not None:
-        parts.append(tag("span", text(f"validation error {percent(facts['val_error'])}")))
-    if not parts:
-        return ""
-    scale = ""
-    if before and after and before > 0 and after > 0:
-        longest = max(before, after)
-        scale = tag(
-            "div",
-            tag("div", class_="before", style=f"width:{100 * before / longest:.3f}%"),
-            tag("div", style=f"width:{100 * after / longest:.3f}%"),
-            class_="weights",
-            role="img",
-            aria_label="Size before and after, drawn to scale",
-        )
-    return tag("p", ", ".join(parts), class_="headline") + scale
+    for key, words in (("test_error", "test error"), ("val_error", "validation error")):
+        if number(facts.get(key)) is not None:
+            parts.append(tag("span", text(f"{words} {percent(facts[key])}")))
+            break
+    return tag("p", ", ".join(parts), class_="headline") if parts else ""
 
 
 def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
     """The figures of a run, each with what it counts."""
     shown = (
         ("rate_file", "Rate of the file", rate, "bytes before over bytes of the whole file"),
-        (
-            "rate_paper",
-            "Rate as in the paper",
-            rate,
-            "CSR and Huffman accounting; not a size on disk",
-        ),
+        ("rate_paper", "Rate as in the paper", rate, "CSR and Huffman accounting; not on disk"),
         ("rate_fixed", "Rate at fixed width", rate, "log2 K bits for every weight, zeros too"),
         ("density", "Density", share, "of trainable parameters are not zero"),
         ("num_clusters", "Shared values", count, "zero is one of them, if there are zeros"),
@@ -158,17 +141,9 @@ def _facts(facts: Mapping[str, Any], *, tied: bool) -> str:
     for key, name, worded, note in shown:
         if number(facts.get(key)) is None or (key in OF_TYING and not tied):
             continue
-        threads = number(facts.get("threads"))
-        if key == "seconds" and threads is not None:
-            note = f"on {count(threads)} thread{'' if threads == 1 else 's'}"
-        found.append(
-            tag(
-                "div",
-                tag("dt", text(name)),
-                tag("dd", text(worded(facts[key])), class_="big"),
-                tag("dd", text(note), class_="note"),
-            )
-        )
+        value = tag("dd", text(worded(facts[key])), class_="big")
+        note = tag("dd", text(note), class_="note")
+        found.append(tag("div", tag("dt", text(name)), value, note))
     return tag("dl", *found, class_="facts") if found else ""
 
 
@@ -179,54 +154,108 @@ def _sizes(sizes: Inspection | None) -> str:
     others = (("gzip", sizes.gzip_bytes), ("xz", sizes.xz_bytes))
     ways = [f"{count(sizes.original_bytes)} bytes as they are"]
     ways += [f"{count(size)} after {name}" for name, size in others if size is not None]
-    lead = f"The same values take {', '.join(ways)}."
-    legend = _legend(
-        ("places", "positions of the weights that are not the most frequent value"),
-        ("values", "values of these weights"),
-        ("other", "the rest"),
+    lead = (
+        f"The same values take {', '.join(ways)}. Positions are those of the weights that are not "
+        "the most frequent value."
     )
-    return section("Where every byte went", tables.sizes(sizes), legend, lead=lead)
+    return section("Where every byte went", _bytes_table(sizes), lead=lead)
 
 
-def _legend(*kinds: tuple[str, str]) -> str:
-    keys = (
-        tag("span", tag("i", class_=f"swatch {kind}".strip()), text(words), class_="ramp")
-        for kind, words in kinds
-    )
-    return tag("p", *keys, class_="legend")
-
-
-def _tensors(state: TiedState | None) -> str:
-    if state is None or not state.tensors:
-        return ""
-    survey = matrices.survey(state)
-    parts = [tables.tensors(survey.tensors)]
-    if state.aliases:
-        same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())
-        parts.append(tag("p", text(f"Stored once and shared: {same}."), class_="lead"))
-    if survey.masks:
-        drawn = list(survey.masks)
-        if survey.heat:
-            drawn.insert(1, survey.heat)  # beside the first layer, whose inputs it shows
-        legend = (("alive", "not zero"), ("empty", "zero"), ("", "dead row or column"))
-        parts.append(_legend(*legend))
-        parts.append(tag("div", *map(figure, drawn), class_="pictures"))
-    left_out = ((survey.hidden, "more"), (survey.full, "without a zero"))
-    if told := [f"{count(number_of)} {which}" for number_of, which in left_out if number_of]:
-        words = f"Matrices that are not drawn: {', '.join(told)}."
-        parts.append(tag("p", text(words), class_="lead"))
-    return section("Tensors", *parts)
+def _tensors(state: TiedState) -> str:
+    same = ", ".join(f"{alias} = {name}" for alias, name in state.aliases.items())
+    shared = tag("p", text(f"Stored once and shared: {same}."), class_="lead") if same else ""
+    return section("Tensors", _tensor_table(state), shared)
 
 
 def _made(facts: Mapping[str, Any], config: str) -> str:
-    """Settings, environment and configuration: what is needed to reproduce the run."""
+    """Environment and configuration: what is needed to reproduce the run."""
     environment = {**mapping(facts.get("versions"))}
     if facts.get("threads") is not None:
         environment["threads"] = facts["threads"]
-    settings = tables.settings("Settings", mapping(facts.get("settings")))
-    found = settings + tables.settings("Environment", environment)
-    parts = [tag("div", found, class_="pair")] if found else []
+    parts = [_settings("Environment", environment)]
     if config.strip():
         code = tag("pre", tag("code", text(config.rstrip())))
         parts.append(tag("details", tag("summary", "Configuration"), code))
     return section("How it was made", *parts)
+
+
+# -- tables ---------------------------------------------------------------------------------
+
+
+def _errors(facts: Mapping[str, Any], *, tied: bool) -> str:
+    """The error at each stage of a run."""
+    rows = []
+    for key, stage, measured_on in STAGES:
+        if (tied or key not in TYING) and number(facts.get(key)) is not None:
+            if stage == DENSE and facts.get("start_is_tied"):
+                stage = "Tied network, before"
+            rows.append([stage, measured_on, percent(facts[key])])
+    heads = (("Stage", ""), ("Measured on", "soft"), ("Error", "num"))
+    return table(heads, rows, label="Errors at each stage")
+
+
+def _bytes_table(found: Inspection) -> str:
+    """Where every byte of the file went: the rows add up to its size."""
+    parts: list[tuple[str, float, float | None]]  # name, bytes, those of them for positions
+    parts = [("Header and checksum", found.header_bytes, None)]
+    if found.codebook_bytes:
+        parts.append(("Shared values", found.codebook_bytes, None))
+    parts += [(one.name, one.bytes, min(one.position_bytes, one.bytes)) for one in found.tensors]
+    rows = []
+    for name, size, positions in parts:
+        values = None if positions is None else size - positions
+        shares = (share(size / found.file_bytes), _bytes(positions), _bytes(values))
+        rows.append([name, _bytes(size), *shares])
+    foot = ["The file", count(found.file_bytes), share(1.0), "", ""]
+    names = ("Bytes", "Share", "Positions", "Values")
+    heads = [("Part", ""), *((name, "num") for name in names)]
+    return table(heads, rows, foot=foot, label="Bytes of the file", wide=True)
+
+
+def _bytes(size: float | None) -> str:
+    """Bytes to a tenth, as all weights of a bias may take less than one."""
+    return f"{size:,.1f}" if size else DASH
+
+
+def _tensor_table(state: TiedState) -> str:
+    """One row a tensor: what it is, and what is left of it."""
+    rows, elements, nonzeros = [], 0, 0
+    for tensor in state.tensors:
+        alive = ~is_zero(state.values(tensor), state.dtype(tensor))
+        left = int(np.count_nonzero(alive))
+        elements, nonzeros = elements + alive.size, nonzeros + left
+        kind = state.dtype(tensor).tag + (
+            ", kept exactly" if isinstance(tensor, KeptTensor) else ""
+        )
+        shape = f" {TIMES} ".join(map(str, tensor.shape)) or "scalar"
+        counts = [count(alive.size), count(left), share(left / max(1, alive.size))]
+        rows.append([tensor.name, kind, shape, *counts, *_dead(tensor, alive)])
+    density = share(nonzeros / max(1, elements))
+    foot = ["All", "", "", count(elements), count(nonzeros), density, "", ""]
+    names = ("Shape", "Elements", "Non-zeros", "Density", "Dead rows", "Dead columns")
+    heads = [("Tensor", ""), ("Type", "soft"), *((name, "num") for name in names)]
+    return table(heads, rows, foot=foot, label="Tensors", wide=True)
+
+
+def _dead(tensor: TiedTensor | KeptTensor, alive: np.ndarray) -> list[str]:
+    """How many rows and columns have no weight left; vectors and buffers have neither.
+
+    A row is an output (a unit or a filter), a column an input (a unit or a channel), as in torch.
+    """
+    is_buffer = isinstance(tensor, KeptTensor) and not tensor.trainable
+    if alive.ndim < 2 or not alive.size or is_buffer:
+        return [DASH, DASH]
+    others = (tuple(range(1, alive.ndim)), (0, *range(2, alive.ndim)))
+    dead = [~alive.any(axis) for axis in others]
+    return [f"{count(int(one.sum()))} of {count(one.size)}" for one in dead]
+
+
+def _skipped(facts: Mapping[str, Any]) -> str:
+    """Parameters that were not tied, and why."""
+    rows = [(name, str(reason)) for name, reason in mapping(facts.get("skipped")).items()]
+    return table((("Parameter", ""), ("Why", "")), rows, label="Skipped parameters")
+
+
+def _settings(title: str, values: Mapping[str, Any]) -> str:
+    rows = [(name, str(value)) for name, value in values.items()]
+    return table(((title, ""), ("Value", "value")), rows, label=title)

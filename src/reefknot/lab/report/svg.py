@@ -1,4 +1,4 @@
-"""SVG charts: scales, nice ticks, lines, bands, bars.
+"""SVG charts: scales, nice ticks, lines, dots and stems.
 
 Takes     numbers and the few words of an axis.
 Gives     one `<svg>` element, styled by the classes of the page, readable without it.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reefknot.lab.report.markup import tag, text
+from reefknot.lab.report.document import tag, text
 from reefknot.lab.report.wording import plain
 
 WIDTH = 480.0
@@ -187,24 +187,6 @@ class Chart:
                 (x, y), *_ = run
                 self._over.append(tag("circle", class_=f"dot {kind}", cx=x, cy=y, r=2.0))
 
-    def band(
-        self, points: Sequence[tuple[float, float | None, float | None]], *, kind: str = "a"
-    ) -> None:
-        """The area between two values at each step."""
-        run: list[tuple[float, float, float]] = []
-        paths = []
-        for step, low, high in [*points, (0.0, None, None)]:
-            if low is not None and high is not None:
-                run.append((self.x(step), self.y(low), self.y(high)))
-                continue
-            if len(run) > 1:
-                there = _path([(x, upper) for x, _, upper in run])
-                back = _path([(x, lower) for x, lower, _ in reversed(run)])
-                paths.append(f"{there}L{back.removeprefix('M')}Z")
-            run = []
-        if paths:
-            self._under.append(tag("path", class_=f"band {kind}", d="".join(paths)))
-
     def end(self, points: Sequence[Point], words: str, *, kind: str = "a") -> None:
         """A dot and a few words at a line's last point."""
         if not (runs := self._runs(points)):
@@ -250,43 +232,10 @@ class Chart:
             axes.append(tag("line", class_="axis", x1=x, x2=x, y1=foot, y2=foot + 4))
             axes.append(tag("text", text(words), class_="tick x", x=x, y=foot + 18))
         axes.append(tag("text", text(self.x_label), class_="name", x=right + 28, y=foot + 18))
-        return _svg([*axes, *self._under, *self._over], self.height, self.label)
-
-
-class Bar(NamedTuple):
-    """One horizontal bar: its name, its length in the data's unit, and the words behind it."""
-
-    name: str
-    value: float
-    words: str
-    kind: str
-
-
-def bars(rows: Sequence[Bar], *, label: str, log: bool) -> str:
-    """Horizontal bars, one a row, each with its name before and its value behind it.
-
-    On a log scale bars begin at one half, so that a value of one can be seen and zero has no bar.
-    """
-    pitch, thick = 19.0, 12.0
-    left, right = 84.0, WIDTH - 76.0
-    top = max((row.value for row in rows), default=1.0)
-    scale = Scale(0.5, max(top, 1.0), left, right, True) if log else Scale(0, top or 1, left, right)
-    drawn = []
-    for place, row in enumerate(rows):
-        y = 4 + pitch * place
-        end = scale(row.value) if row.value > 0 else left
-        drawn.append(tag("text", text(row.name), class_="tick y", x=left - 8, y=y + 10))
-        if end > left:
-            shape = {"x": left, "y": y, "width": end - left, "height": thick}
-            drawn.append(tag("rect", class_=f"bar {row.kind}", rx=1.0, **shape))
-        drawn.append(tag("text", text(row.words), class_="tick", x=end + 6, y=y + 10))
-    return _svg(drawn, 8 + pitch * len(rows), label)
+        box = f"0 0 {WIDTH:.0f} {self.height:.0f}"
+        parts = [*axes, *self._under, *self._over]
+        return tag("svg", *parts, class_="plot", viewBox=box, role="img", aria_label=self.label)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _svg(parts: Sequence[str], height: float, label: str) -> str:
-    box = f"0 0 {WIDTH:.0f} {height:.0f}"
-    return tag("svg", *parts, class_="plot", viewBox=box, role="img", aria_label=label)

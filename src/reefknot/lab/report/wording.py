@@ -5,6 +5,7 @@ Gives     short text with its unit; a dash for a missing value.
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 TIMES = "\u00d7"
@@ -96,17 +97,10 @@ def rate(value: object) -> str:
 
 
 def duration(seconds: object) -> str:
-    """A time as a person would say it.
+    """A time in hours, minutes and seconds.
 
-    >>> [duration(s).replace(SPACE, " ") for s in (4.21, 754, 7260)]
-    ['4.2 s', '12.6 min', '2 h 1 min']
+    >>> [duration(s) for s in (4.21, 754, 7260)]
+    ['0:00:04', '0:12:34', '2:01:00']
     """
     found = number(seconds)
-    if found is None:
-        return DASH
-    if found < 59.95:
-        return f"{found:.1f}{SPACE}s"
-    if found < 59.95 * 60:
-        return f"{found / 60:.1f}{SPACE}min"
-    minutes = round(found / 60)
-    return f"{minutes // 60:,}{SPACE}h {minutes % 60}{SPACE}min"
+    return DASH if found is None else str(timedelta(seconds=round(min(abs(found), 1e9))))

@@ -4,10 +4,8 @@ config.py         TOML to one frozen value, all mistakes reported together
 parts.py          makes data, model, method and optimizer from it; saves and restores them
 batches.py        which examples and labels a step trains on
 training.py       the training loop
-best.py           the best state of the hard steps, for runs that end with it
 precision.py      a forward pass in bfloat16
 folder.py         the run's folder and its lock
 journal.py        metrics.jsonl, record.json, and what else a run must remember
 run.py            all of it, in order; and finished files on test data
-smallest.py       many of them: the smallest file that keeps the error
 """

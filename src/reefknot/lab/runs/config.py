@@ -279,11 +279,8 @@ def _training_mistakes(training: Training) -> Iterable[str]:
         yield f"training.threads must be at most {MAX_THREADS}, found {training.threads}"
     if training.keep_best and (training.steps is not None or training.hard_steps == 0):
         yield "training.keep_best chooses among hard steps; give training.hard_steps, and no steps"
-    if not 0 <= training.label_smoothing < 1:
-        yield (
-            "training.label_smoothing must be at least 0 and below 1, "
-            f"found {training.label_smoothing}"
-        )
+    if not 0 <= (part := training.label_smoothing) < 1:
+        yield f"training.label_smoothing must be at least 0 and below 1, found {part}"
 
 
 def _schedule_mistakes(training: Training, optimizer: Optimization) -> Iterable[str]:
@@ -350,7 +347,8 @@ def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
     if optimizer.name not in OPTIMIZERS:
         yield f"unknown optimizer {optimizer.name!r}{nearest(optimizer.name, OPTIMIZERS)}"
         return
-    allowed = _keywords(OPTIMIZERS[optimizer.name]) - {"params", "lr"}
+    known = inspect.signature(OPTIMIZERS[optimizer.name]).parameters
+    allowed = known.keys() - {"params", "lr"}
     unknown = [key for key in optimizer.options if key not in allowed]
     for key in unknown:
         yield f"{optimizer.name} has no option {key!r}{nearest(key, allowed)}"
@@ -362,10 +360,6 @@ def _optimizer_mistakes(optimizer: Optimization) -> Iterable[str]:
         OPTIMIZERS[optimizer.name]([parameter], **optimizer.options).step()
     except Exception as error:
         yield f"optimizer.options do not suit {optimizer.name}: {error}"
-
-
-def _keywords(kind: type) -> set[str]:
-    return set(inspect.signature(kind).parameters)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -97,7 +97,7 @@ def locked(folder: Path, *, make: bool) -> Iterator[bool]:
     Gives whether the folder was created here. Without `make` it must exist.
     """
     for _ in range(100):
-        made = make and _make(folder)
+        made = make and make_folder(folder)
         handle = _lock(folder)
         if handle is not None:
             break
@@ -114,7 +114,8 @@ def locked(folder: Path, *, make: bool) -> Iterator[bool]:
             os.close(handle)
 
 
-def _make(folder: Path) -> bool:
+def make_folder(folder: Path) -> bool:
+    """Whether it was not there before."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -170,10 +171,15 @@ def clear(folder: Path) -> None:
     """Delete what a run has written, and its baseline."""
     names = names_in(folder)
     if "baseline" in names:
-        clear(folder / "baseline")
-        with suppress(OSError):
-            (folder / "baseline").rmdir()
+        discard(folder / "baseline")
     remove(folder, names & {*_FILES})
+
+
+def discard(folder: Path) -> None:
+    """Delete a run, and its folder if that had nothing else in it."""
+    clear(folder)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def names_in(folder: Path) -> set[str]:
@@ -206,10 +212,6 @@ def _check_same(folder: Path, text: str) -> None:
     kept = folder / "config.toml"
     try:
         before = _entries(tomllib.loads(read_bytes(kept).decode()))
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"{kept} is damaged: it is not UTF-8 (byte {error.start}); add --force to start over"
-        ) from error
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{kept} is damaged: it is not valid TOML ({error}); add --force to start over"

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from reefknot import __version__
-from reefknot.errors import FormatError, ReefknotError
-from reefknot.files import read_bytes, write_atomically
+from reefknot.errors import ReefknotError
+from reefknot.files import write_atomically
 
 Record = dict[str, Any]
 
@@ -42,31 +42,25 @@ class Journal:
         self._count: int = saved["count"] if saved else 0
         self._seconds_before = saved["seconds"] if saved else 0.0
         self._began = time.monotonic()
-        self.errors: list[tuple[int, float]] = []  # after which step, and the validation error
-        if saved:
-            self.errors += [(int(step), error) for step, error in saved["errors"].tolist()]
         self._rows = bytearray(saved["rows"].numpy().tobytes() if saved else b"")
+        self.errors = _errors(self._rows)
         write_atomically(self.path, bytes(self._rows))
 
     @staticmethod
     def mistakes(saved: dict[str, Any]) -> Iterator[str]:
         """What is wrong with a saved journal."""
-        times = {"seconds": float, "step_seconds": float}
-        tensors = {"rows": Tensor, "errors": Tensor}
-        kinds = {"notes": dict, "loss": float, "count": int, **times, **tensors}
+        kinds = {"notes": dict, "loss": float, "step_seconds": float, "count": int}
+        kinds |= {"seconds": float, "rows": Tensor}
         if {key: type(value) for key, value in saved.items()} != kinds:
             yield "its journal has other entries than a run saves"
             return
         if not all(type(value) is float for value in saved["notes"].values()):
             yield "the notes of its journal are no numbers"
-        if saved["rows"].dtype != torch.uint8 or saved["rows"].dim() != 1:
-            yield "the rows of its journal are no text"
-        errors = saved["errors"]
-        if errors.dtype != torch.float64 or errors.dim() != 2 or errors.shape[1] != 2:
-            yield "the errors of its journal are no pairs of numbers"
-        elif not bool(errors.isfinite().all()):
-            yield "an error of its journal is not finite"
-        if saved["count"] < 0 or not all(0 <= saved[key] < float("inf") for key in times):
+        try:
+            _errors(saved["rows"].numpy().tobytes())
+        except (LookupError, TypeError, ValueError):
+            yield "the rows of its journal are none that a run writes"
+        if not all(0 <= saved[key] < math.inf for key in ("count", "seconds", "step_seconds")):
             yield "its journal has a negative or endless count"
         if not math.isfinite(saved["loss"]):
             yield "the loss of its journal is not finite"
@@ -112,34 +106,18 @@ class Journal:
             "count": self._count,
             "seconds": self.seconds,
             "rows": torch.from_numpy(np.array(self._rows, np.uint8)),
-            "errors": torch.tensor(self.errors, dtype=torch.float64).reshape(-1, 2),
         }
 
 
-def read_rows(folder: Path) -> list[Record]:
-    """The rows that a run has written so far."""
-    path = folder / "metrics.jsonl"
-    try:
-        return [json.loads(line) for line in read_bytes(path).splitlines()]
-    except ValueError as error:
-        raise FormatError(f"{path} is damaged: {error}") from error
+def _errors(rows: bytes | bytearray) -> list[tuple[int, float]]:
+    """After which steps there is a row, and the validation error in it."""
+    parsed = (json.loads(row) for row in rows.splitlines())
+    return [(int(row["step"]), float(row["val_error"])) for row in parsed]
 
 
 def write_record(folder: Path, record: Record) -> None:
     """Write the record atomically."""
     write_atomically(folder / "record.json", (json.dumps(record, indent=2) + "\n").encode())
-
-
-def read_record(folder: Path) -> Record:
-    """The record of a finished run."""
-    path = folder / "record.json"
-    try:
-        record = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise FormatError(f"{path} holds a {type(record).__name__}; a record was expected")
-    return record
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ Unaware   of folders, of the loop, and of which method it has.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,6 @@ from reefknot.errors import ConfigError, FormatError, ReefknotError, blamed_on
 from reefknot.files import read_bytes
 from reefknot.lab.baselines import METHODS
 from reefknot.lab.runs.batches import Relabel, scaled_down, soft_labels
-from reefknot.lab.runs.best import Best
 from reefknot.lab.runs.config import MAX_THREADS, OPTIMIZERS, Config
 from reefknot.lab.runs.journal import Journal
 from reefknot.lab.runs.training import Plan
@@ -184,6 +184,57 @@ def _load_parent(model: nn.Module, path: Path, key: str) -> None:
 
 # -- saved and restored ----------------------------------------------------------------------
 
+_BEST = {"step": int, "val_error": float, "model": dict, "method": dict}
+
+
+def misfits(saved: dict[str, Any], model: nn.Module, where: str) -> Iterator[str]:
+    """Where saved tensors of a model differ from its own, or are not finite."""
+    yield from unlike(saved, dict(model.state_dict()), where)
+    for name, _ in model.named_parameters():
+        if name in saved and not bool(saved[name].isfinite().all()):
+            yield f"{name!r} of {where} is not finite"
+
+
+class Best:
+    """The state to end with: method and model, statistics of BatchNorm included; none at first."""
+
+    def __init__(self, saved: dict[str, Any]) -> None:
+        self._kept = saved
+
+    @staticmethod
+    def mistakes(saved: dict[str, Any], model: nn.Module) -> Iterator[str]:
+        """Where a saved state does not fit the model."""
+        if not saved:
+            return
+        if {key: type(value) for key, value in saved.items()} != _BEST:
+            yield "its best state has other entries than a run saves"
+            return
+        if not 0 <= saved["val_error"] <= 100:
+            yield "the error of its best state is no percentage"
+        yield from misfits(saved["model"], model, "the best model")
+
+    @property
+    def step(self) -> int | None:
+        """After how many steps it was."""
+        return self._kept.get("step")
+
+    def consider(self, step: int, val_error: float, model: nn.Module, method: Method) -> None:
+        """Keep this state if it is better than all before it."""
+        if val_error < self._kept.get("val_error", math.inf):
+            state = {"model": dict(model.state_dict()), "method": method.state_dict()}
+            self._kept = {"step": step, "val_error": val_error, **copy.deepcopy(state)}
+
+    def restore(self, model: nn.Module, method: Method) -> None:
+        """Return to the best state, if there is one."""
+        if self._kept:
+            model.load_state_dict(self._kept["model"])
+            method.load_state_dict(self._kept["method"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint saves of it."""
+        return self._kept
+
+
 _SAVED = {
     "step": int,
     "threads": int,
@@ -261,10 +312,7 @@ def restore(path: Path, saved: dict[str, Any], parts: Parts) -> None:
 def _misfits(saved: dict[str, Any], parts: Parts) -> Iterator[str]:
     """Where the tensors of model and optimizer differ from the saved ones."""
     yield from Best.mistakes(saved["best"], parts.model)
-    yield from unlike(saved["model"], dict(parts.model.state_dict()), "the model")
-    for name, _ in parts.model.named_parameters():
-        if name in saved["model"] and not bool(saved["model"][name].isfinite().all()):
-            yield f"{name!r} is not finite"
+    yield from misfits(saved["model"], parts.model, "the model")
     found, expected = saved["optimizer"], _stepped_state(parts.optimizer)
     for key in found.keys() ^ expected.keys():
         # A parameter without a gradient has no state, unless the optimizer makes it at once.

@@ -25,13 +25,12 @@ from reefknot.errors import CheckError, ConfigError, DivergedError, FormatError,
 from reefknot.files import write_atomically
 from reefknot.format import decode, encode, open_state
 from reefknot.lab.baselines import BASELINE
-from reefknot.lab.report import write_report
+from reefknot.lab.report import read_record, write_report
 from reefknot.lab.runs.batches import Batches
-from reefknot.lab.runs.best import Best
 from reefknot.lab.runs.config import Config
 from reefknot.lab.runs.folder import claimed, remove
-from reefknot.lab.runs.journal import Journal, Record, read_record, versions, write_record
-from reefknot.lab.runs.parts import Parts, build, network_and_data, read_saved, restore, save
+from reefknot.lab.runs.journal import Journal, Record, versions, write_record
+from reefknot.lab.runs.parts import Best, Parts, build, network_and_data, read_saved, restore, save
 from reefknot.lab.runs.training import Progress, error_percent, train
 from reefknot.lab.zoo import Data
 from reefknot.loading import load, tensors
@@ -358,20 +357,19 @@ def _conclude(
 
 
 def errors_on_test(config: Config, files: Sequence[Path | None]) -> list[float | None]:
-    """The test error of each file, in percent; None where test data is missing or not wanted.
+    """The test error of each file, in percent; None where there is none or no test data.
 
-    None among the files is the network that a run begins with. This is looked at once, when
-    nothing is chosen any more.
+    This is looked at once, when nothing is chosen any more.
     """
-    if not config.evaluate_test or not files:
+    if not config.evaluate_test or not any(files):
         return [None] * len(files)
     model, data = network_and_data(config)
-    found = []
-    begin = {name: value.clone() for name, value in model.state_dict().items()}
-    for file in files:
+
+    def error_of(file: Path) -> float | None:
         try:
-            model.load_state_dict(begin if file is None else load(file))
+            model.load_state_dict(load(file))
         except RuntimeError as error:
             raise FormatError(f"{file} does not fit {config.model}") from error
-        found.append(_test_error(config, model, data))
-    return found
+        return _test_error(config, model, data)
+
+    return [None if file is None else error_of(file) for file in files]

@@ -1,9 +1,6 @@
 """Searching: many runs of one recipe, error against bytes, with Optuna.
 
 space.py      what is searched: ranges and choices for entries of the recipe
-trial.py      what is known of a trial, and when its run is not worth its remaining steps
-study.py      trials in Optuna's storage: taken by workers, told their results
-locks.py      a mutex for the search, and a liveness lock for each worker
-worker.py     takes trials and runs them until there are none, in one process or several
+study.py      trials in Optuna's storage: locked by workers, told their results
 search.py     all of it, in order, and the Pareto front: files, table, page
 """

@@ -3,36 +3,60 @@
 Takes     a recipe with a `[search]` table or a size, a folder, and the number of trials.
 Gives     the folder: search.toml, study.db (unless trials are kept elsewhere), trials/, and what
           follows from them: front/ with a file for each size, front.json, report.html.
-Unaware   of Optuna, of how trials are run, and of how results are shown.
+Unaware   of Optuna, and of how results are shown.
 
 Selection is on validation data. Test data is read once no trial is left, for the files on the
 front alone.
 """
 
 import json
+import multiprocessing
+import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from reefknot.errors import CheckError, ConfigError, ReefknotError
+from reefknot.errors import CheckError, ConfigError, DivergedError, ReefknotError, TyingError
 from reefknot.files import read_bytes, write_atomically
-from reefknot.lab.report import Compared, front_of, write_comparison
+from reefknot.lab.report import compared, front_of, write_comparison
 from reefknot.lab.runs.config import Config
-from reefknot.lab.runs.folder import config_text, names_in, remove
+from reefknot.lab.runs.folder import config_text, discard, make_folder, names_in, remove
 from reefknot.lab.runs.parts import network_and_data
-from reefknot.lab.runs.run import errors_on_test
-from reefknot.lab.searching.locks import mutex
+from reefknot.lab.runs.run import InterruptedRunError, errors_on_test, on_stop_signal, run
 from reefknot.lab.searching.space import space_of, trial_config
-from reefknot.lab.searching.trial import Trial
-from reefknot.lab.searching.worker import Job, Tell, work, work_together
+from reefknot.lab.searching.study import Study, Trial, mutex
 from reefknot.progress import doing
 
 RECIPE = "search.toml"
+Tell = Callable[[Trial], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class Job:
+    """What a worker works on."""
+
+    config: Config
+    folder: Path
+    storage: str | None
+    trials: int
+
+    def open(self) -> Study:
+        """Create or open the study."""
+        recipe = config_text(self.folder, self.config)
+        space, seed = space_of(self.config), self.config.seed
+        return Study(self.folder, space, recipe, storage=self.storage, seed=seed)
+
+    def place(self, number: int) -> Path:
+        """The folder of a trial's run."""
+        return self.folder / "trials" / f"{number:04d}"
+
+
+class Found(NamedTuple):
     """A trial on the front; `file` is None if its run is not here but on another machine."""
 
     trial: int
@@ -41,14 +65,6 @@ class Found:
     test_error: float | None
     values: Mapping[str, Any]
     file: str | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a search has found so far; `running` are trials of other commands."""
-
-    front: list[Found]
-    running: int
 
 
 @doing("searching")
@@ -60,8 +76,10 @@ def search(
     jobs: int = 1,
     storage: str | None = None,
     tell: Tell = lambda _: None,
-) -> Result:
+) -> tuple[list[Found], int]:
     """Run trials until there are `trials` of them, those of earlier and other commands included.
+
+    Gives the front so far, and the number of trials that other commands are running.
 
     Args:
         config: the recipe; its `search` says what is searched.
@@ -72,9 +90,9 @@ def search(
         tell: called with every result of this command.
     """
     space_of(config)
-    _, data = network_and_data(trial_config(config, {}))  # wrong names make no folder
+    network_and_data(trial_config(config, {}))  # wrong names make no folder
     _claim(folder, config)
-    job = Job(config, folder, storage, trials, len(data.validation.labels))
+    job = Job(config, folder, storage, trials)
     study = job.open()
     killed = 0
     if jobs == 1:
@@ -84,24 +102,18 @@ def search(
     found = study.trials()
     running = [trial.number for trial in found if trial.state == "running"]
     with mutex(folder):
-        front = _conclude(config, folder, found, job.place, test=not running)
+        front = _conclude(job, found, test=not running)
     if killed and (running or not front):
         where = f" in trial {running[0]}" if running else ""
         raise CheckError(f"a worker was killed{where}; the same command continues")
-    reasons = [trial.reason for trial in found if trial.reason]
     if not front and not running:
-        raise CheckError(f"no trial has a result; the last one: {reasons[-1] if reasons else '-'}")
-    return Result(front, len(running))
+        raise CheckError(f"no trial has a result; the last one: {found[-1].reason}")
+    return front, len(running)
 
 
 def _claim(folder: Path, config: Config) -> None:
     """Make the folder this search's own, or say why not."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise ConfigError(f"{folder} is a file; --out names a folder") from error
-    except OSError as error:
-        raise ReefknotError(f"{folder} could not be made: {error.strerror}") from error
+    make_folder(folder)
     names = {name for name in names_in(folder) if not name.startswith((".", "turn"))}
     if names and RECIPE not in names:
         raise ConfigError(
@@ -118,49 +130,119 @@ def _claim(folder: Path, config: Config) -> None:
             )
 
 
+# -- workers: each takes trials and runs them, until there are none left ----------------------
+
+
+def work(job: Job, tell: Tell) -> None:
+    """Run trials as long as there are any to take; `tell` is called with each result."""
+    study = job.open()
+    while True:
+        with study.take(job.trials) as trial:
+            if trial is None:
+                return
+            try:
+                with doing(f"trial {trial.number}, of {job.trials:,} in all"):
+                    result = _run(trial, job)
+            except InterruptedRunError as error:
+                study.release(trial)
+                raise InterruptedRunError("stopped; the same command continues") from error
+            study.tell(result)
+            tell(result)
+
+
+def _run(trial: Trial, job: Job) -> Trial:
+    """Run or resume a trial; gives what came of it."""
+    place = job.place(trial.number)
+    try:
+        record = run(trial_config(job.config, trial.values), place, resume=place.exists())
+    except (ConfigError, TyingError, DivergedError) as error:
+        # A size that cannot be met, or settings that do not work together: others may.
+        if place.exists():
+            discard(place)
+        return replace(trial, state="failed", reason=str(error))
+    val_error, size = record["val_error"], record["file_bytes"]
+    return replace(trial, state="finished", val_error=val_error, file_bytes=size)
+
+
+def work_together(job: Job, jobs: int, tell: Tell) -> int:
+    """Run trials in `jobs` processes until there are none left; gives how many were killed.
+
+    Another worker takes over the trial of a killed one. After an error, Ctrl-C or SIGTERM all
+    others stop, too, and write a checkpoint first.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, BaseProcess] = {}
+    errors: list[ReefknotError] = []
+    killed = 0
+
+    def stop(error: ReefknotError) -> None:
+        errors.append(error)
+        for process in workers.values():
+            process.terminate()
+
+    with on_stop_signal(lambda: stop(InterruptedRunError("stopped; the same command continues"))):
+        for _ in range(jobs):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_worker, args=(job, there))
+            process.start()
+            there.close()
+            workers[here] = process
+        while workers:
+            for ready in wait(list(workers)):
+                assert isinstance(ready, Connection)
+                try:
+                    said = ready.recv()
+                except EOFError:  # it has ended
+                    ended = workers.pop(ready)
+                    ended.join()
+                    killed += ended.exitcode != 0
+                    continue
+                if isinstance(said, Trial):
+                    tell(said)
+                else:
+                    stop(said)
+    if errors:
+        raise errors[0]
+    return killed
+
+
+def _worker(job: Job, to_parent: Connection) -> None:
+    """The body of a worker's process; it handles Ctrl-C during a run, the parent otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        work(job, to_parent.send)
+    except BrokenPipeError:
+        pass  # the parent has ended
+    except ReefknotError as error:
+        with suppress(OSError):
+            to_parent.send(error)
+
+
 # -- the front ------------------------------------------------------------------------------
 
 
-def _conclude(
-    config: Config,
-    folder: Path,
-    trials: Sequence[Trial],
-    place: Callable[[int], Path],
-    *,
-    test: bool,
-) -> list[Found]:
+def _conclude(job: Job, trials: Sequence[Trial], *, test: bool) -> list[Found]:
     """Write the results of a search; gives the front, the smallest file first.
 
     With `test` the files on the front are measured on test data. Nothing else ever is.
     """
-    done = [one for one in trials if one.state == "finished"]
-    points = [(float(one.file_bytes or 0), one.val_error or 0.0) for one in done]
-    front = [done[number] for number in front_of(points)]
-    files = _copied(folder, front, place)
-    known = [file for file in files if file is not None]
-    errors = dict(zip(known, errors_on_test(config, known), strict=True)) if test else {}
-    found = [
-        Found(
-            trial=one.number,
-            file_bytes=one.file_bytes or 0,
-            val_error=one.val_error or 0.0,
-            test_error=None if file is None else errors.get(file),
-            values=one.values,
-            file=None if file is None else str(file.relative_to(folder)),
-        )
-        for one, file in zip(front, files, strict=True)
-    ]
-    rows = [asdict(one) for one in found]
-    write_atomically(folder / "front.json", (json.dumps(rows, indent=2) + "\n").encode())
-    _write_page(config, folder, trials, found)
+    done = [one for one in trials if one.file_bytes]
+    front = [done[place] for place in front_of([(one.file_bytes, one.val_error) for one in done])]
+    files = _copied(job, front)
+    errors = errors_on_test(job.config, files if test else [None] * len(files))
+    found = []
+    for one, file, error in zip(front, files, errors, strict=True):
+        name = None if file is None else f"front/{file.name}"
+        found.append(Found(one.number, one.file_bytes, one.val_error, error, one.values, name))
+    rows = json.dumps([one._asdict() for one in found], indent=2)
+    write_atomically(job.folder / "front.json", f"{rows}\n".encode())
+    _write_page(job, trials, found)
     return found
 
 
-def _copied(
-    folder: Path, front: Sequence[Trial], place: Callable[[int], Path]
-) -> list[Path | None]:
+def _copied(job: Job, front: Sequence[Trial]) -> list[Path | None]:
     """Copy the files on the front, named by their sizes, and delete others."""
-    target = folder / "front"
+    target = job.folder / "front"
     try:
         target.mkdir(exist_ok=True)
         before = {path.name for path in target.glob("*.reef")}
@@ -168,36 +250,29 @@ def _copied(
         raise ReefknotError(f"{target} could not be made: {error.strerror}") from error
     files: list[Path | None] = []
     for one in front:
-        file = place(one.number) / "model.reef"
+        file = job.place(one.number) / "model.reef"
+        files.append(target / f"{one.file_bytes}.reef" if file.exists() else None)
         if file.exists():
-            files.append(target / f"{one.file_bytes}.reef")
             write_atomically(target / f"{one.file_bytes}.reef", read_bytes(file))
-        else:
-            files.append(None)
     remove(target, before - {file.name for file in files if file is not None})
     return files
 
 
-def _write_page(
-    config: Config, folder: Path, trials: Sequence[Trial], front: Sequence[Found]
-) -> None:
+def _write_page(job: Job, trials: Sequence[Trial], front: Sequence[Found]) -> None:
     tested = {one.trial: one.test_error for one in front}
     runs = [
-        Compared(
-            f"trial {one.number}",
-            one.state if not one.reason else f"{one.state}: {one.reason}",
-            one.file_bytes,
-            one.val_error,
-            tested.get(one.number),
-            one.curve,
-            one.values,
+        replace(
+            compared(job.place(one.number), f"trial {one.number}"),
+            state=one.state if not one.reason else f"{one.state}: {one.reason}",
+            file_bytes=one.file_bytes or None,
+            val_error=one.val_error,
+            test_error=tested.get(one.number),
+            values=one.values,
         )
         for one in trials
     ]
-    counts = {state: sum(one.state == state for one in trials) for state in _STATES}
-    lead = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    title = f"{config.model} on {config.data}: {len(front)} on the front"
-    write_comparison(folder / "report.html", title, f"{config.method}; trials: {lead}", runs)
-
-
-_STATES = ("finished", "pruned", "failed", "running")
+    counts = Counter(one.state for one in trials)
+    lead = ", ".join(f"{number} {state}" for state, number in counts.items())
+    title = f"{job.config.model} on {job.config.data}: {len(front)} on the front"
+    page = job.folder / "report.html"
+    write_comparison(page, title, f"{job.config.method}; trials: {lead}", runs)

@@ -62,13 +62,11 @@ class Data:
                     f"{where}: expected float32 inputs and int64 labels, found {inputs.dtype} and "
                     f"{labels.dtype}; reefknot.lab.zoo.split converts them"
                 )
-            _check_same_shape(self.train.inputs, inputs, where)
-
-    @property
-    def num_classes(self) -> int:
-        """One more than the largest label of any part."""
-        parts = [self.train, self.validation, *([self.test] if self.test else [])]
-        return 1 + max(int(part.labels.max()) for part in parts)
+            if inputs.shape[1:] != self.train.inputs.shape[1:]:
+                raise DataError(
+                    f"{where}: expected examples of shape {tuple(self.train.inputs.shape[1:])} as "
+                    f"in the training part, found {tuple(inputs.shape[1:])}"
+                )
 
 
 def split(
@@ -90,8 +88,8 @@ def split(
     statistics are scalars, taken from the training part that is left.
 
     >>> data = split(torch.arange(20.0).reshape(10, 2), torch.arange(10) % 2, name="tiny")
-    >>> data.train.inputs.shape, data.validation.inputs.shape, data.num_classes
-    (torch.Size([9, 2]), torch.Size([1, 2]), 2)
+    >>> data.train.inputs.shape, data.validation.inputs.shape
+    (torch.Size([9, 2]), torch.Size([1, 2]))
     """
     where = f"data {name!r}, training set"
     inputs, labels = _tensor(train_inputs, where), _tensor(train_labels, where)
@@ -211,14 +209,6 @@ def _check(inputs: Tensor, labels: Tensor, where: str) -> None:
         )
 
 
-def _check_same_shape(expected: Tensor, found: Tensor, where: str) -> None:
-    if expected.shape[1:] != found.shape[1:]:
-        raise DataError(
-            f"{where}: expected examples of shape {tuple(expected.shape[1:])} as in the training "
-            f"part, found {tuple(found.shape[1:])}"
-        )
-
-
 def _tensor(value: object, where: str) -> Tensor:
     if isinstance(value, Tensor):
         # torch stores the wide unsigned types but does not compute with them.
@@ -240,9 +230,6 @@ def _float32(inputs: Tensor) -> Tensor:
 
 
 def _kind(value: object) -> str:
-    """What a message calls a value: its type, and for a tuple or list those of its items."""
-    name = type(value).__name__
-    if isinstance(value, tuple | list):
-        items = ", ".join(type(item).__name__ for item in value[:5])
-        return f"a {name} of {len(value)} ({items}{', ...' if len(value) > 5 else ''})"
-    return f"a {name}"
+    """What a message calls a value: its type, and how many items it has."""
+    many = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{many}"

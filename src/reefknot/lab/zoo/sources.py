@@ -1,7 +1,7 @@
 """Where the files of MNIST and CIFAR-10 are, and their download.
 
 Takes     nothing but the machine: `REEFKNOT_DATA` (a folder the user names), then the user's cache
-          (`$XDG_CACHE_HOME/reefknot` or `~/.cache/reefknot`), then the network.
+          (on Linux `$XDG_CACHE_HOME/reefknot` or `~/.cache/reefknot`), then the network.
 Gives     the content of the files of MNIST, and of CIFAR-10.
 Unaware   of tensors and splits.
 
@@ -46,7 +46,6 @@ CIFAR10_SHA256 = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     CIFAR10_TEST: "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-CIFAR10_BYTES = 30_730_000  # of each file
 CIFAR10_TRAIN = tuple(name for name in CIFAR10_SHA256 if name != CIFAR10_TEST)
 CIFAR10_URLS = ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
 CIFAR10_HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
@@ -56,27 +55,75 @@ _RETRIES = 2  # per address; pooch waits one second, then two
 
 def mnist_contents() -> dict[str, bytes]:
     """The unpacked content of MNIST's four IDX files, by name."""
-    own = named_folder()
-    for place in (own, own / "mnist", own / "MNIST" / "raw") if own else ():
-        paths = {name: path for name in MNIST_SHA256 if (path := _mnist_path(place, name))}
-        if paths:
-            _check_complete(place, MNIST_SHA256, paths)
-            return {name: _own_mnist_content(path, name) for name, path in paths.items()}
-    return {name: _cached_mnist_content(name) for name in MNIST_SHA256}
+    places = ("", "mnist", "MNIST/raw")
+    return _contents("MNIST", MNIST_SHA256, places, "mnist", _fetch_mnist)
 
 
 def cifar10_contents() -> dict[str, bytes]:
     """The content of the six binary files of CIFAR-10, by name."""
+    places = (CIFAR10_FOLDER,)
+    return _contents("CIFAR-10", CIFAR10_SHA256, places, CIFAR10_FOLDER, _fetch_cifar10)
+
+
+def _contents(
+    what: str,
+    sums: Mapping[str, str],
+    places: Sequence[str],
+    cached: str,
+    fetch: Callable[[Path], None],
+) -> dict[str, bytes]:
+    """Files from one of these places in the user's own folder, or from the cache.
+
+    The cache is filled first if a file in it is missing or damaged.
+    """
     own = named_folder()
-    if own and (own / CIFAR10_FOLDER).is_dir():
-        return _own_cifar10_contents(own / CIFAR10_FOLDER)
-    place = cache_folder() / CIFAR10_FOLDER
-    if all((place / name).is_file() for name in CIFAR10_SHA256):
-        contents = {name: read_content(place / name) for name in CIFAR10_SHA256}
-        if not _unpublished(contents):
-            return contents
-    _fetch_cifar10(place)
-    return {name: read_content(place / name) for name in CIFAR10_SHA256}
+    for place in (own / name for name in places) if own else ():
+        if found := _read(place, sums):
+            _check_own(what, place, found, sums)
+            return found
+    place = cache_folder() / cached
+    found = _read(place, sums)
+    if len(found) == len(sums) and not _unpublished(found, sums):
+        return found
+    try:
+        fetch(place)
+    except DataError as error:
+        raise DataError(
+            f"{what} is not on this machine: {error}. Put the files {', '.join(sums)} in a folder "
+            f"{cached} and set REEFKNOT_DATA to the one that this is in"
+        ) from None
+    return _read(place, sums)
+
+
+def _read(place: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The content of those files that are there, gzipped or not."""
+    paths = {name: (place / name, place / f"{name}.gz") for name in names}
+    found = {name: next(filter(Path.is_file, pair), None) for name, pair in paths.items()}
+    return {name: read_content(path) for name, path in found.items() if path}
+
+
+def _unpublished(contents: Mapping[str, bytes], sums: Mapping[str, str]) -> dict[str, str]:
+    """The SHA-256 of each file whose content is not the published one."""
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return {name: digest for name, digest in found.items() if digest != sums[name]}
+
+
+def _check_own(what: str, place: Path, found: Mapping[str, bytes], sums: Mapping[str, str]) -> None:
+    """Refuse a folder with only some of the files, and say if they are not the published ones."""
+    missing = [name for name in sums if name not in found]
+    if missing:
+        raise DataError(
+            f"{place} (REEFKNOT_DATA) holds {len(found)} of the {len(sums)} files, "
+            f"it lacks {', '.join(missing)}"
+        )
+    if wrong := _unpublished(found, sums):
+        name, digest = next(iter(wrong.items()))
+        log.warning(
+            "%s is not the published %s: %d of its %d files differ (SHA-256 of %s is %s..., "
+            "expected %s...); they are used as they are, but errors do not compare with those on "
+            "the published images",
+            *(place, what, len(wrong), len(sums), name, digest[:12], sums[name][:12]),
+        )
 
 
 def named_folder() -> Path | None:
@@ -92,83 +139,18 @@ def named_folder() -> Path | None:
 
 def cache_folder() -> Path:
     """Where downloads are kept for the next run."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        raise DataError(
-            "no home folder to keep downloads in; set XDG_CACHE_HOME, or REEFKNOT_DATA to a "
-            "folder with the data"
-        ) from None
-    return Path(base) / "reefknot"
+    import pooch
+
+    return Path(pooch.os_cache("reefknot"))
 
 
-def _check_complete(place: Path, expected: Collection[str], found: Collection[str]) -> None:
-    """Refuse a user's folder with only some of the files, instead of mixing in downloads."""
-    missing = [name for name in expected if name not in found]
-    if missing:
-        raise DataError(
-            f"{place} (REEFKNOT_DATA) holds {len(found)} of the {len(expected)} files, "
-            f"it lacks {', '.join(missing)}"
-        )
+# -- downloads ------------------------------------------------------------------------------
 
 
-def _mnist_path(place: Path, name: str) -> Path | None:
-    candidates = (place / name, place / f"{name}.gz")
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _own_mnist_content(path: Path, name: str) -> bytes:
-    content = read_content(path)
-    found, expected = hashlib.sha256(content).hexdigest(), MNIST_SHA256[name]
-    if found != expected:
-        log.warning(
-            "%s is not the published file (SHA-256 of the content is %s..., expected %s...); "
-            "it is used as it is",
-            *(path, found[:12], expected[:12]),
-        )
-    return content
-
-
-def _cached_mnist_content(name: str) -> bytes:
-    """From the cache, filling it first if the file is missing or damaged."""
-    path = cache_folder() / "mnist" / name
-    urls = [f"{mirror}{name}.gz" for mirror in MNIST_MIRRORS]
-    try:
-        download(urls, path, MNIST_SHA256[name], gunzipped)
-    except DataError as error:
-        raise DataError(
-            f"MNIST is not on this machine: {error}. Put the four files "
-            f"{', '.join(f'{name}[.gz]' for name in MNIST_SHA256)} in a folder and set "
-            "REEFKNOT_DATA to it"
-        ) from None
-    return read_content(path)
-
-
-def _own_cifar10_contents(place: Path) -> dict[str, bytes]:
-    found = [name for name in CIFAR10_SHA256 if (place / name).is_file()]
-    _check_complete(place, CIFAR10_SHA256, found)
-    contents = {name: read_content(place / name) for name in found}
-    for name, content in contents.items():
-        if len(content) != CIFAR10_BYTES:
-            raise DataError(
-                f"{place / name}: expected {CIFAR10_BYTES:,} bytes, found {len(content):,}; get "
-                f"the file again from {CIFAR10_URLS[0]}"
-            )
-    if wrong := _unpublished(contents):
-        name, digest = next(iter(wrong.items()))
-        log.warning(
-            "%s is not the published CIFAR-10: %d of its 6 files differ (SHA-256 of %s is %s..., "
-            "expected %s...); they are used as they are, but errors do not compare with those on "
-            "the published images, which are at %s",
-            *(place, len(wrong), name, digest[:12], CIFAR10_SHA256[name][:12], CIFAR10_URLS[0]),
-        )
-    return contents
-
-
-def _unpublished(contents: Mapping[str, bytes]) -> dict[str, str]:
-    """The SHA-256 of each file of CIFAR-10 whose content is not the published one."""
-    found = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    return {name: digest for name, digest in found.items() if digest != CIFAR10_SHA256[name]}
+def _fetch_mnist(place: Path) -> None:
+    for name, digest in MNIST_SHA256.items():
+        urls = [f"{mirror}{name}.gz" for mirror in MNIST_MIRRORS]
+        download(urls, place / name, digest, gunzipped)
 
 
 def _fetch_cifar10(place: Path) -> None:
@@ -183,16 +165,8 @@ def _fetch_cifar10(place: Path) -> None:
             pooch.Untar(extract_dir=".")(str(archive), "download", None)
             for name in CIFAR10_SHA256:
                 (archive.parent / CIFAR10_FOLDER / name).replace(place / name)
-    except DataError as error:
-        raise DataError(
-            f"CIFAR-10 is not on this machine: {error}. Put the folder {CIFAR10_FOLDER} (the "
-            "binary version) in a folder and set REEFKNOT_DATA to that one"
-        ) from None
     except OSError as error:
         raise DataError(f"cannot unpack CIFAR-10 to {place}: {error}") from None
-
-
-# -- downloads ------------------------------------------------------------------------------
 
 
 def download(
