@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import ReefknotError, TyingError
-from reefknot.kernels.reducer import SingleProcess
+from reefknot.kernels.reducer import Reducer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -93,7 +93,7 @@ def places(parameter: Tensor) -> list[NDArray[np.int64]]:
     return [np.arange(b, b + n) for b, n in zip(begins, part.shape, strict=True)]
 
 
-class Processes(SingleProcess):
+class Processes(Reducer):
     """The processes that have the other parts; none, unless tensors are divided."""
 
     def __init__(self, groups: Iterable["ProcessGroup"] = (), device: str = "cpu") -> None:

@@ -13,7 +13,6 @@ from reefknot.kernels.histogram import (
     Histogram,
     InMemory,
     has_powers,
-    work_on,
 )
 from reefknot.kernels.kmeans1d import COUNTED_FROM
 
@@ -25,7 +24,7 @@ numbers = arrays(
 
 
 def in_memory(values, assignment=None, threads=1):
-    return InMemory(work_on(values, assignment), values.dtype, threads)
+    return InMemory([(values, assignment)], threads)
 
 
 def counted(values):
