@@ -118,7 +118,8 @@ def html(
     if title and any("\ud800" <= sign <= "\udfff" for sign in title):
         raise ConfigError(f"the title {title!a} is not valid Unicode; choose another")
     name = title or record.get("network") or type(model).__name__
-    facts = f"{state.num_weights:,} weights, {rate_file(state, len(data)):,.0f} times smaller than "
+    rate = rate_file(state, len(data))
+    facts = f"{state.num_weights:,} weights, {rate:,.{int(rate < 10)}f} times smaller than "
     facts += "in float32"
     if {"test_error", "data"} <= record.keys():
         tested_on = record["data"].removesuffix("-warped")  # training images are warped

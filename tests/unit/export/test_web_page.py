@@ -386,12 +386,15 @@ def test_an_image_in_grey_can_be_inverted_and_cleared(browser: Browser, tmp_path
     page_of(model, tmp_path / "page.html", 1, 8, 8, labels=ANIMALS)
     with browser.page(tmp_path / "page.html") as page:
         opened(page)
+        invert = "[...document.querySelectorAll('button')].at(-2)"
         assert answer(page) == "?"
+        assert page.run(f"{invert}.textContent") == "Invert"
+        assert page.run(f"{invert}.checkVisibility()") is False
         picture(page, PASTED, side=8)
         plain = [8 * 0.6495, 8 * 0.6495 * (1 - 1 / 64), 0]
         shares = torch.softmax(torch.tensor(plain), 0)
         assert [*shown_bars(page).values()] == [f"{100 * share:.1f} %" for share in shares]
-        page.run("[...document.querySelectorAll('button')].at(-2).click()")
+        page.run(f"{invert}.click()")
         inverted = torch.softmax(torch.tensor([8 * 0.3505, 8 * 0.3505 * (1 - 1 / 64), 0]), 0)
         assert [*shown_bars(page).values()] == [f"{100 * share:.1f} %" for share in inverted]
         page.run("document.querySelector('button').click()")

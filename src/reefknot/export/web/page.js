@@ -197,7 +197,7 @@ const view = (caption, planes, rows, columns, index) => {
   const across = min(planes.length, ceil(sqrt((planes.length * rows * 2) / columns)));
   canvas.width = across * (columns + 1) - 1;
   canvas.height = ceil(planes.length / across) * (rows + 1) - 1;
-  canvas.style.width = canvas.width * (rows > 1 ? 4 : 8) + "px";
+  canvas.style.width = canvas.width * (rows < 2 ? 8 : VIEWS[6] ? 2 : 4) + "px";
   add(figure, "figcaption", caption);
   const context = canvas.getContext("2d");
   views.push((results) => {
@@ -242,6 +242,7 @@ const show = () => {
   const context = pad.getContext("2d");
   trace(context, 560, 0, 0, 44);
   if (picture) paint(pixels, context);
+  invert.hidden = !picture || !isDrawn;
   answer.textContent = isEmpty ? "?" : nameOf(outputs.indexOf(most));
   const sum = powers.reduce((a, b) => a + b);
   const order = [...powers.keys()];
@@ -266,14 +267,17 @@ input.type = "file";
 input.accept = "image/*";
 input.onchange = () => choose(input.files[0]);
 if (isDigits) for (const key of "0123456789") add(keys, "button", key).onclick = () => example(key);
-if (isDrawn) {
-  add(keys, "button", "Clear").onclick = () => example(10);
-  add(keys, "button", "Invert").onclick = () => {
-    isInverted = !isInverted;
-    show();
-  };
-}
+if (isDrawn) add(keys, "button", "Clear").onclick = () => example(10);
+const invert = add(keys, "button", "Invert");
+invert.onclick = () => {
+  isInverted = !isInverted;
+  show();
+};
 add(keys, "button", "Choose an image").onclick = () => input.click();
+if (!isDrawn) {
+  pad.onclick = () => input.click();
+  pad.style.cursor = "pointer";
+}
 document.onpaste = ({ clipboardData }) => choose(clipboardData.files[0]);
 window.ondragover = (event) => event.preventDefault();
 window.ondrop = (event) => {
@@ -310,10 +314,17 @@ const columns = ceil(sqrt(file.length * 4));
 const bytes = map.getContext("2d");
 map.width = columns;
 map.height = ceil(file.length / columns);
-const parts = tensors.filter(({ start }, i) => !i || start >= tensors[i - 1].end);
+let parts = tensors.filter(({ start }, i) => !i || start >= tensors[i - 1].end);
 parts.unshift({ name: "header", start: 0, end: parts[0].start });
 parts.at(-1).end = file.length - 4;
 parts.push({ name: "checksum", start: file.length - 4, end: file.length });
+if (parts[24])
+  parts = parts.reduce((layers, { name, start, end }) => {
+    const layer = name.replace(/\.[^.]*$/, ""); // the tensors of a layer together
+    if (layers.at(-1)?.name == layer) layers.at(-1).end = end;
+    else layers.push({ name: layer, start, end });
+    return layers;
+  }, []);
 parts.filter(({ start, end }) => end > start).map(({ name, start, end }, k) => {
   const hue = k * 25 + 190;
   const colour = (byte) => `hsl(${hue} 35% ${35 + byte / 6}%)`;
