@@ -156,6 +156,9 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None) -> str:
         most = max(int(np.count_nonzero(stage.conv.weight, axis=(1, 2, 3)).max())
                    for stage in planned.stages)  # fmt: skip
         constants["NET_TAPS"] = max(most, 1)
+        sizes = [stage.conv.weight[0].size for stage in planned.stages]
+        few = any(size < bits.count(number) for number, size in enumerate(sizes))
+        constants["NET_DIRECT"] = int(few)
     return f"{_defines(constants)}\ntypedef {'int32_t' if large else 'int16_t'} place_t;\n"
 
 

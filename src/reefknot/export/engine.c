@@ -181,6 +181,15 @@ static void read_filter(void)
 static float output_at(place_t place, float bias)
 {
     place_t tap;
+#if NET_DIRECT
+    if (num_taps < VALUES && !(NET_BYTES && stage == 0)) { /* then summing first does not pay */
+        const float *from = (const float *)inputs + place;
+        float y = 0;
+        for (tap = 0; tap < num_taps; tap++)
+            y += value(taps[tap].number) * from[taps[tap].place];
+        return activated(BEFORE, scaled(y, bias));
+    }
+#endif
     clear_sums();
     for (tap = 0; tap < num_taps; tap++)
         add_input((place_t)(place + taps[tap].place), taps[tap].number);
