@@ -20,15 +20,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.export.program import (
-    ACTIVATIONS,
-    Activation,
-    Numbers,
-    Program,
-    Softmax,
-    numbers_of,
-    planes_of,
-)
+from reefknot.export.program import ACTIVATIONS, Activation, Numbers, Program, numbers_of, planes_of
 from reefknot.export.shrunk import Source, program_of
 from reefknot.export.stages import Plan, Stage, plan
 from reefknot.export.weight_bits import Matrix, WeightBits, weight_bits
@@ -151,6 +143,7 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None) -> str:
         "NET_TABLES": int(bits.biases == "table"),
         "NET_SCALES": int(len(bits.tables) > 1),
         "NET_JOINS": int(any(stage.join for stage in planned.stages)),
+        "NET_SOFTMAX": 0 if planned.softmax is None else 1 + planned.softmax.log,
     }
     if _slides(planned):
         most = max(int(np.count_nonzero(stage.conv.weight, axis=(1, 2, 3)).max())
@@ -166,42 +159,18 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None) -> str:
 
 
 def _activations(planned: Plan) -> list[str]:
-    """The function `activated`, and `finish`, a softmax or nothing."""
+    """The function `activated`."""
     kinds = _kinds_of(planned)[1:]
-    cases = ""
-    for number, (kind, slope, low, high) in enumerate(kinds, start=1):
-        formula = ACTIVATIONS[kind].c.format(
-            slope=float_literal(slope), low=float_literal(low), high=float_literal(high)
-        )
-        cases += f"    if (kind == {number})\n        return {formula};\n"
-    text = (
-        f"static float activated(uint8_t kind, float x)\n{{\n{cases}    return x;\n}}\n"
-        if kinds
-        else "#define activated(kind, x) (x)\n"
-    )
-    finish = _finish(planned.softmax)
-    needs_math = any(word in text + finish for word in ("expf", "tanhf", "erff", "logf"))
-    return [*(["#include <math.h>\n"] if needs_math else []), text, finish]
-
-
-def _finish(softmax: Softmax | None) -> str:
-    if softmax is None:
-        return "#define finish(output) ((void)0)\n"
-    last = "output[i] - log" if softmax.log else "expf(output[i] - log)"
-    return f"""static void finish(float *output)
-{{
-    float most = output[0], sum = 0, log;
-    int i;
-    for (i = 1; i < NET_OUTPUTS; i++)
-        if (output[i] > most)
-            most = output[i];
-    for (i = 0; i < NET_OUTPUTS; i++)
-        sum += expf(output[i] - most);
-    log = most + logf(sum);
-    for (i = 0; i < NET_OUTPUTS; i++)
-        output[i] = {last};
-}}
-"""
+    text = ""
+    for number, (kind, *numbers) in enumerate(kinds, start=1):
+        slope, low, high = map(float_literal, numbers)
+        formula = ACTIVATIONS[kind].c.format(slope=slope, low=low, high=high)
+        text += f"    if (kind == {number})\n        return {formula};\n"
+    if text:
+        text = f"static float activated(uint8_t kind, float x)\n{{\n{text}    return x;\n}}\n"
+    needs_math = planned.softmax or any(word in text for word in ("expf", "tanhf", "erff"))
+    include = ["#include <math.h>\n"] * bool(needs_math)
+    return [*include, text or "#define activated(kind, x) (x)\n"]
 
 
 def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
@@ -220,17 +189,12 @@ def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
         else:
             mean, scale = float_literal(as_bytes.mean[0]), float_literal(scales[0])
         value = f"(((value) - {mean}) * {scale})"
+    planes, height, width = source.shape
     constants = {
-        "COPY_TO": source.place,
-        "COPY_SIZE": source.size,
-        "COPY_PLANES": source.shape[0],
-        "COPY_HEIGHT": source.shape[1],
-        "COPY_WIDTH": source.shape[2],
-        "COPY_PLANE": source.plane,
-        "COPY_LINE": source.line,
-        "COPY_START": source.at(),
-        "COPY_VALUE(value)": value,
-    }
+        "COPY_TO": source.place, "COPY_START": source.at(), "COPY_VALUE(value)": value,
+        "COPY_PLANES": planes, "COPY_HEIGHT": height, "COPY_WIDTH": width,
+        "COPY_SIZE": source.size, "COPY_PLANE": source.plane, "COPY_LINE": source.line,
+    }  # fmt: skip
     return [text, _defines(constants)]
 
 
@@ -292,7 +256,7 @@ def _fields(planned: Plan, bits: WeightBits, tabled: Sequence[bool]) -> dict[str
             "OUT": stage.target.place,
             "FIRST_VALUE": bits.table(number),
             "VALUES": bits.count(number),
-            "TABLED": int(tabled[number]),
+            "TABLED": int(tabled[number] and bits.biases == "table"),
             "BEFORE": kinds.index(_kind_of(stage.before)),
         }
         if _slides(planned):
@@ -333,29 +297,19 @@ def _sliding(stage: Stage) -> dict[str, int]:
     return {
         "GROUP_ROWS": len(conv.weight) // conv.groups,
         "GROUP_STEP": conv.weight.shape[1] * source.plane,
-        "KERNEL_WIDTH": kernel[1],
-        "KERNEL_HEIGHT": kernel[0],
-        "DILATION_X": across,
+        "KERNEL_WIDTH": kernel[1], "KERNEL_HEIGHT": kernel[0], "DILATION_X": across,
         "LINE_SKIP": down * source.line - kernel[1] * across,
         "PLANE_SKIP": source.plane - kernel[0] * down * source.line,
-        "STRIDE_X": conv.stride[1],
-        "STRIDE_Y": conv.stride[0] * source.line,
-        "WIDTH": width,
-        "HEIGHT": height,
+        "STRIDE_X": conv.stride[1], "STRIDE_Y": conv.stride[0] * source.line,
+        "WIDTH": width, "HEIGHT": height,
         "POOL_MEAN": int(pool is not None and pool.kind == "mean"),
-        "POOL_WIDTH": window[1],
-        "POOL_HEIGHT": window[0],
-        "POOL_STRIDE_X": stride[1],
-        "POOL_STRIDE_Y": stride[0],
-        "POOL_LEFT": padding[1],
-        "POOL_TOP": padding[0],
-        "OUT_COLUMNS": target.shape[2],
-        "OUT_HEIGHT": target.shape[1],
-        "OUT_WIDTH": target.line,
-        "OUT_PLANE": target.plane,
-        "OUT_START": target.at(),
+        "POOL_WIDTH": window[1], "POOL_HEIGHT": window[0],
+        "POOL_STRIDE_X": stride[1], "POOL_STRIDE_Y": stride[0],
+        "POOL_LEFT": padding[1], "POOL_TOP": padding[0],
+        "OUT_COLUMNS": target.shape[2], "OUT_HEIGHT": target.shape[1], "OUT_WIDTH": target.line,
+        "OUT_PLANE": target.plane, "OUT_START": target.at(),
         "OUT_SIZE": target.size * _clears(stage),
-    }
+    }  # fmt: skip
 
 
 def _stage_table(planned: Plan, bits: WeightBits, tabled: Sequence[bool]) -> str:

@@ -266,6 +266,22 @@ static void copy_input(const net_input *input, float *out)
 }
 #endif
 
+#if NET_SOFTMAX
+static void softmax(float *output)
+{
+    float most = output[0], sum = 0, log;
+    int i;
+    for (i = 1; i < NET_OUTPUTS; i++)
+        if (output[i] > most)
+            most = output[i];
+    for (i = 0; i < NET_OUTPUTS; i++)
+        sum += expf(output[i] - most);
+    log = most + logf(sum);
+    for (i = 0; i < NET_OUTPUTS; i++)
+        output[i] = NET_SOFTMAX > 1 ? output[i] - log : expf(output[i] - log);
+}
+#endif
+
 void net_run(const net_input *input, float *output)
 {
     next_byte = weights;
@@ -281,9 +297,11 @@ void net_run(const net_input *input, float *output)
 #if NET_COPIES
         inputs = arena + IN;
 #else
-        inputs = stage == 0 ? (const void *)input : arena + IN;
+        inputs = stage == 0 ? (const void *)(input + IN) : arena + IN;
 #endif
         run_stage(stage == NET_STAGES - 1 ? output : arena + OUT);
     }
-    finish(output);
+#if NET_SOFTMAX
+    softmax(output);
+#endif
 }

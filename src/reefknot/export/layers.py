@@ -21,23 +21,8 @@ from torch.utils._pytree import tree_map
 
 from reefknot.batchnorm import channel_scale
 from reefknot.errors import ConfigError
-from reefknot.export.program import (
-    Activation,
-    Cat,
-    Conv2d,
-    Join,
-    Layer,
-    Linear,
-    Norm,
-    Pair,
-    Pick,
-    Pool,
-    Program,
-    Reshape,
-    Shape,
-    Softmax,
-    planes_of,
-)
+from reefknot.export import program as ops
+from reefknot.export.program import Layer, Pair, Program, Shape, planes_of
 from reefknot.shrinking.trace import Trace, trace
 
 NOTHING = {
@@ -168,14 +153,19 @@ class _Reader:
             flat = indices.flatten().long().numpy()
             if not np.array_equal(flat, np.arange(1, math.prod(shape) + 1)):
                 picked = _picked(planes_of(shape), flat.reshape(planes_of(out)) - 1)
+                source = node.all_input_nodes[0]
+                if picked is None and source in self.moved and source not in self.numbers:
+                    self._number(source)  # one operation after the other
+                    self._move(node, self.found.kind(node))
+                    return self._number(node)
                 if picked is None:
                     raise self._refused(
                         node, "moves elements in a way that is no choice of channels, crop or "
                         "padding",
                     )  # fmt: skip
-                number = self._put(Pick, node, number, **picked)
+                number = self._put(ops.Pick, node, number, **picked)
             elif out != shape:
-                number = self._put(Reshape, node, number)
+                number = self._put(ops.Reshape, node, number)
             self.numbers[node] = number
         return self.numbers[node]
 
@@ -193,7 +183,7 @@ class _Reader:
             made, more = self._arithmetic(node, kind, shapes)
         else:
             made, more = self._maker(node, kind, shapes)
-        if made is Join and math.prod(shapes[0]) < math.prod(shapes[1]):
+        if made is ops.Join and math.prod(shapes[0]) < math.prod(shapes[1]):
             values.reverse()
         self.numbers[node] = self._put(made, node, *values, **more)
 
@@ -204,7 +194,7 @@ class _Reader:
             dim = options(self.found, node, {"dim": 0})["dim"]
             if dim not in (1, 1 - len(self.found.values[node].shape)):
                 raise self._refused(node, f"concatenates over dimension {dim}, not the channels")
-            return Cat, {}
+            return ops.Cat, {}
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             return self._norm(node, module, shapes[0])
         if len(shapes) > 1 or kind not in MAKERS or (kind == "conv" and len(shapes[0]) != 3):
@@ -228,7 +218,7 @@ class _Reader:
         shift = -norm.running_mean.double() * scale
         if norm.bias is not None:
             shift = shift + norm.bias.detach().double()
-        return Norm, {"scale": scale.numpy(), "shift": shift.numpy(), "epsilon": norm.eps}
+        return ops.Norm, {"scale": scale.numpy(), "shift": shift.numpy(), "epsilon": norm.eps}
 
     def _arithmetic(self, node: Node, kind: str, shapes: list[Shape]) -> Made:
         """A sum or product of two values, or of a value and a number."""
@@ -242,7 +232,7 @@ class _Reader:
         if kind not in ("add", "mul") or not fits:
             what = " and ".join(map(str, shapes))
             raise self._refused(node, f"is a {kind} of values of shapes {what}")
-        return Join, {"kind": kind, "second": two}
+        return ops.Join, {"kind": kind, "second": two}
 
     def _with_number(self, node: Node, kind: str) -> Made:
         """A sum, product, difference or quotient of a value and a number: slope · x + low."""
@@ -259,7 +249,7 @@ class _Reader:
             "add": (1, number), "mul": (number, 0),
             "sub": (-1, number) if number is first else (1, -number),
         }.get(kind) or (1 / number, 0)  # fmt: skip
-        return Activation, {"kind": "affine", "slope": float(slope), "low": float(low)}
+        return ops.Activation, {"kind": "affine", "slope": float(slope), "low": float(low)}
 
     # -- what is refused -------------------------------------------------------------------------
 
@@ -342,7 +332,7 @@ def _linear(shape: Shape, out: Shape, a: Options) -> Made:
     if len(shape) != 1:
         raise UnsupportedError(f"works on the last of the dimensions {shape}")
     weight = _array(a["weight"])
-    return Linear, {"weight": weight, "bias": _array(a["bias"], len(weight))}
+    return ops.Linear, {"weight": weight, "bias": _array(a["bias"], len(weight))}
 
 
 def _conv(shape: Shape, out: Shape, a: Options) -> Made:
@@ -357,7 +347,7 @@ def _conv(shape: Shape, out: Shape, a: Options) -> Made:
         if any(r % 2 for r in reach):
             raise UnsupportedError("has different padding on its two sides")
         padding = (reach[0] // 2, reach[1] // 2)
-    return Conv2d, {
+    return ops.Conv2d, {
         "weight": weight, "bias": _array(a["bias"], len(weight)), "dilation": dilation,
         "stride": _pair(a["stride"], "stride"), "padding": _pair(padding, "padding"),
         "groups": int(a["groups"]),
@@ -377,7 +367,7 @@ def _pool(kind: str) -> Maker:
         if len(shape) != 3:
             raise UnsupportedError(f"pools an input of shape {shape}")
         stride = _pair(a["stride"] or kernel, "stride")  # none means the size of the kernel
-        return Pool, {"kind": kind, "kernel": kernel, "stride": stride, "padding": padding}
+        return ops.Pool, {"kind": kind, "kernel": kernel, "stride": stride, "padding": padding}
 
     return make
 
@@ -388,7 +378,7 @@ def _adaptive(kind: str) -> Maker:
         if len(size) != 2 or any(s % o for s, o in zip(size, out[1:], strict=True)):
             raise UnsupportedError(f"pools {shape} into windows of different sizes")
         kernel = (size[0] // out[1], size[1] // out[2])
-        return Pool, {"kind": kind, "kernel": kernel, "stride": kernel}
+        return ops.Pool, {"kind": kind, "kernel": kernel, "stride": kernel}
 
     return make
 
@@ -400,7 +390,7 @@ def _over_planes(kind: str) -> Maker:
         dims = a["dim"] if isinstance(a["dim"], tuple | list) else [a["dim"]]
         if len(shape) != 3 or sorted(d % 4 for d in dims if isinstance(d, int)) != [2, 3]:
             raise UnsupportedError(f"is over dimension {a['dim']}, not over height and width")
-        return Pool, {"kind": kind, "kernel": shape[1:], "stride": shape[1:]}
+        return ops.Pool, {"kind": kind, "kernel": shape[1:], "stride": shape[1:]}
 
     return make
 
@@ -410,7 +400,7 @@ def _activation(kind: str, **fixed: float) -> Maker:
         if a.get("approximate", "none") != "none":
             raise UnsupportedError("is approximated by tanh")
         low, high = (a.get(f"{end}_val", a.get(end, fixed.get(end))) for end in ("min", "max"))
-        return Activation, {
+        return ops.Activation, {
             "kind": kind, "slope": float(a.get("negative_slope", a.get("alpha", 0.0))),
             "low": -_ENDLESS if low is None else float(low),
             "high": _ENDLESS if high is None else float(high),
@@ -423,7 +413,7 @@ def _softmax(log: bool) -> Maker:
     def make(shape: Shape, out: Shape, a: Options) -> Made:
         if len(shape) != 1 or a["dim"] not in (1, -1, None):
             raise UnsupportedError(f"is taken over dimension {a['dim']} of several")
-        return Softmax, {"log": log}
+        return ops.Softmax, {"log": log}
 
     return make
 

@@ -22,24 +22,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, did_you_mean
+from reefknot.export import program as ops
 from reefknot.export.layers import program as program_of
 from reefknot.export.program import (
     ACTIVATIONS,
-    Activation,
-    Cat,
-    Conv2d,
-    Join,
     Layer,
-    Linear,
-    Norm,
     Numbers,
     Pair,
-    Pick,
     Planes,
-    Pool,
     Program,
-    Reshape,
-    Softmax,
     numbers_of,
     planes_of,
 )
@@ -220,7 +211,7 @@ def _network(program: Program, state: TiedState) -> tuple[str, list[Any]]:
     """
     values = {name: (dtype.tag, array) for name, dtype, array in state.arrays()}
     layers = program.layers
-    if layers and isinstance(layers[-1], Softmax):
+    if layers and isinstance(layers[-1], ops.Softmax):
         layers = layers[:-1]  # the page applies a softmax anyway
     written: list[str] = []
     results = {0: 0}  # which result each value is
@@ -228,16 +219,16 @@ def _network(program: Program, state: TiedState) -> tuple[str, list[Any]]:
     views: list[Any] = []
     for number, layer in enumerate(layers, 1):
         first = results[number] = results[layer.inputs[0]]
-        if isinstance(layer, Reshape):
+        if isinstance(layer, ops.Reshape):
             continue
         if first != len(written):
             written.append(f"(x,r)=>r[{first}]")
         written.append(_written(layer, values, results))
         results[number] = len(written)
-        if isinstance(layer, Linear | Conv2d) and number < len(layers):
+        if isinstance(layer, ops.Linear | ops.Conv2d) and number < len(layers):
             ends[number] = [layer.name, len(written), *planes_of(layer.out_shape)]
             views.append(ends[number])
-        elif isinstance(layer, Norm | Activation) and layer.inputs[0] in ends:
+        elif isinstance(layer, ops.Norm | ops.Activation) and layer.inputs[0] in ends:
             view = ends[number] = ends.pop(layer.inputs[0])
             view[1] = len(written)
     if results[len(layers)] != len(written):
@@ -250,33 +241,33 @@ def _network(program: Program, state: TiedState) -> tuple[str, list[Any]]:
 def _written(
     layer: Layer, values: dict[str, tuple[str, np.ndarray]], results: dict[int, int]
 ) -> str:
-    if isinstance(layer, Activation):
+    if isinstance(layer, ops.Activation):
         text = ACTIVATIONS[layer.kind].javascript
         return f"x=>x.map({text.format(slope=layer.slope, low=layer.low, high=layer.high)})"
-    if isinstance(layer, Pool):
+    if isinstance(layer, ops.Pool):
         factor = -1 if layer.kind == "max" else 1 / (layer.kernel[0] * layer.kernel[1])
         return _slide("", factor, layer, layer.kernel, layer.stride, layer.in_shape[0],
                       layer.padding)  # fmt: skip
-    if isinstance(layer, Linear | Conv2d):
+    if isinstance(layer, ops.Linear | ops.Conv2d):
         _check_values(layer.name, {"weight": layer.weight, "bias": layer.bias}, values)
-        if isinstance(layer, Linear):
+        if isinstance(layer, ops.Linear):
             return _slide(layer.name, 0, layer)
         windows = (layer.weight.shape[2:], layer.stride, layer.groups, layer.padding)
         return _slide(layer.name, 0, layer, *windows, layer.dilation)
     size = math.prod(planes_of(layer.in_shape)[1:])
-    if isinstance(layer, Norm):
+    if isinstance(layer, ops.Norm):
         own = ("weight", "bias", "running_mean", "running_var")
         _check_values(layer.name, dict.fromkeys(own), values)
         return f"NORM({_json(layer.name)},{layer.epsilon},{size})"
-    if isinstance(layer, Join):
+    if isinstance(layer, ops.Join):
         other, sign = f"r[{results[layer.inputs[1]]}]", "+" if layer.kind == "add" else "*"
         is_whole = math.prod(layer.second[1:]) == size
         at = ("i" if is_whole else f"i/{size}|0") if layer.second[0] > 1 else f"i%{size}"
         return f"(x,r)=>x.map((v,i)=>v{sign}{other}[{at if math.prod(layer.second) > 1 else 0}])"
-    if isinstance(layer, Cat):
+    if isinstance(layer, ops.Cat):
         parts = ",".join(f"...r[{results[number]}]" for number in layer.inputs)
         return f"(x,r)=>Float32Array.of({parts})"
-    if isinstance(layer, Pick):
+    if isinstance(layer, ops.Pick):
         sides = (planes_of(layer.in_shape)[1:], layer.start, layer.step)
         return f"PICK({_json((layer.channels, *sides, planes_of(layer.out_shape)[1:]))[1:-1]})"
     raise ConfigError(f"{layer.name!r} is a Softmax inside the network, which a page cannot do")

@@ -18,23 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reefknot.errors import ConfigError
-from reefknot.export.program import (
-    Activation,
-    Cat,
-    Conv2d,
-    Join,
-    Layer,
-    Linear,
-    Norm,
-    Pair,
-    Pick,
-    Planes,
-    Pool,
-    Program,
-    Reshape,
-    Softmax,
-    planes_of,
-)
+from reefknot.export import program as ops
+from reefknot.export.program import Layer, Pair, Planes, Program, planes_of
 
 
 @dataclass(frozen=True)
@@ -69,16 +54,16 @@ class Area:
 class Stage:
     """One pass over a value, by number; `scale` and `bias` are of each output."""
 
-    conv: Conv2d
+    conv: ops.Conv2d
     reads: int
     writes: int
     scale: np.ndarray | None
     bias: np.ndarray
-    before: Activation | None = None  # before the pooling
-    pool: Pool | None = None
-    join: Join | None = None
+    before: ops.Activation | None = None  # before the pooling
+    pool: ops.Pool | None = None
+    join: ops.Join | None = None
     other: int | None = None  # the second operand of the join
-    after: Activation | None = None
+    after: ops.Activation | None = None
     channel: int = 0  # of the written value, where the outputs of this stage begin
     in_place: bool = False
     source: Area = Area((0, 0, 0))
@@ -94,11 +79,8 @@ class Stage:
     def dense(self) -> bool:
         """Whether its kernel is applied at one position only, and nothing comes after it."""
         plain = self.pool is None and self.join is None and self.after is None
-        return (
-            plain
-            and self.conv.weight.shape[1:] == self.conv.in_shape
-            and (self.conv.padding == (0, 0))
-        )
+        is_whole = self.conv.weight.shape[1:] == self.conv.in_shape
+        return plain and is_whole and self.conv.padding == (0, 0)
 
     @property
     def pointwise(self) -> bool:
@@ -114,22 +96,22 @@ class Plan:
     stages: tuple[Stage, ...]
     copied: Area | None
     arena: int  # values
-    softmax: Softmax | None
+    softmax: ops.Softmax | None
 
 
 def plan(program: Program, *, copies: bool = False) -> Plan:
     """Stages for a program, and one arena for all values; `copies` asks for a copied input."""
     layers = program.layers
     last = layers[-1] if layers else None
-    softmax = last if isinstance(last, Softmax) else None
+    softmax = last if isinstance(last, ops.Softmax) else None
     if softmax is not None:
         layers = layers[:-1]
     for layer in layers:
-        if isinstance(layer, Softmax):
+        if isinstance(layer, ops.Softmax):
             raise ConfigError(
                 f"{layer.name!r} is a softmax before the last layer, which C cannot express"
             )
-    if all(isinstance(layer, Reshape) for layer in layers):
+    if all(isinstance(layer, ops.Reshape) for layer in layers):
         raise ConfigError("the network has no layers: there is nothing to write")
     builder = _Builder(Program(program.in_shape, layers))
     return _placed(builder, copies, softmax)
@@ -166,19 +148,19 @@ class _Builder:
         same, wanted = {0: 0}, dict[int, Pair]()
         for number, layer in enumerate(layers, 1):
             source = same[layer.inputs[0]]
-            is_same = isinstance(layer, Reshape) and _keeps_planes(layer)
+            is_same = isinstance(layer, ops.Reshape) and _keeps_planes(layer)
             same[number] = source if is_same else number
-            if isinstance(layer, Conv2d | Pick):
+            if isinstance(layer, ops.Conv2d | ops.Pick):
                 wanted[source] = _larger(wanted.get(source, (0, 0)), _room(_as_conv(layer)))
         for number, layer in enumerate(layers, 1):
             source = same[layer.inputs[0]]
             both = (wanted.get(source, (0, 0)), wanted.get(same[number], (0, 0)))
-            shares = isinstance(layer, Reshape) and (
+            shares = isinstance(layer, ops.Reshape) and (
                 _keeps_planes(layer) or both == ((0, 0), (0, 0))
             )
             root = self.roots[layer.inputs[0]] if shares else number
             self.roots[number] = root
-            if isinstance(layer, Linear) or (shares and not _keeps_planes(layer)):
+            if isinstance(layer, ops.Linear) or (shares and not _keeps_planes(layer)):
                 self.flat.add(self.roots[layer.inputs[0]])
         self.rooms = {self.roots[n]: room for n, room in wanted.items() if any(room)}
 
@@ -190,20 +172,20 @@ class _Builder:
         return makers[0] if fits and shape in (None, makers[0].out_shape) else None
 
     def _add(self, number: int, layer: Layer) -> None:
-        if isinstance(layer, Linear | Conv2d | Pick):
+        if isinstance(layer, ops.Linear | ops.Conv2d | ops.Pick):
             self._convolve(number, layer)
-        elif isinstance(layer, Cat):
+        elif isinstance(layer, ops.Cat):
             self._concatenate(number, layer)
-        elif isinstance(layer, Join):
+        elif isinstance(layer, ops.Join):
             self._join(number, layer)
-        elif isinstance(layer, Reshape):
+        elif isinstance(layer, ops.Reshape):
             self._reshape(number, layer)
         else:
             self._extend(number, layer)
 
-    def _convolve(self, number: int, layer: Linear | Conv2d | Pick) -> None:
+    def _convolve(self, number: int, layer: ops.Linear | ops.Conv2d | ops.Pick) -> None:
         source = self.roots[layer.inputs[0]]
-        if isinstance(layer, Linear):
+        if isinstance(layer, ops.Linear):
             source = self._unpadded(layer, source)
         conv = _as_conv(layer)
         self.stages.append(Stage(conv, source, number, None, conv.bias))
@@ -214,7 +196,7 @@ class _Builder:
             return source
         return self._pass_through(layer.name, source, self.shapes[source])
 
-    def _reshape(self, number: int, layer: Reshape) -> None:
+    def _reshape(self, number: int, layer: ops.Reshape) -> None:
         """A view with memory of its own: it, or what it views, has room around it."""
         source = self._unpadded(layer, self.roots[layer.inputs[0]])
         self._pass_through(layer.name, source, planes_of(layer.out_shape), number)
@@ -227,14 +209,14 @@ class _Builder:
             number = -len(self.stages) - 1
             self.roots[number], self.shapes[number] = number, shape
         ones, bias = np.ones((shape[0], 1, 1, 1), np.float32), np.zeros(shape[0], np.float32)
-        conv = Conv2d(name, shape, shape, (), ones, bias, groups=shape[0])
+        conv = ops.Conv2d(name, shape, shape, (), ones, bias, groups=shape[0])
         self.stages.append(Stage(conv, source, number, None, bias))
         return number
 
     def _extend(self, number: int, layer: Layer) -> None:
         """Put a norm, a pooling or an activation at the end of the stage before it, if it fits."""
         shape = planes_of(layer.in_shape)
-        anywhere = isinstance(layer, Activation) and number not in self.rooms
+        anywhere = isinstance(layer, ops.Activation) and number not in self.rooms
         stage = self._maker(layer.inputs[0], None if anywhere else shape)
         if stage is None or not _has_room(stage, layer):
             self._pass_through(layer.name, self.roots[layer.inputs[0]], shape, number)
@@ -243,19 +225,19 @@ class _Builder:
         if anywhere and shape != stage.out_shape:
             self.shapes[number] = stage.out_shape
             self.flat.add(number)
-        if isinstance(layer, Norm):
+        if isinstance(layer, ops.Norm):
             scale = layer.scale if stage.scale is None else layer.scale * stage.scale
             stage.scale = scale.astype(np.float32)
             stage.bias = (stage.bias * layer.scale + layer.shift).astype(np.float32)
-        elif isinstance(layer, Pool):
+        elif isinstance(layer, ops.Pool):
             stage.pool = layer
-        elif isinstance(layer, Activation):
+        elif isinstance(layer, ops.Activation):
             if stage.pool or stage.join or stage.before:
                 stage.after = layer
             else:
                 stage.before = layer
 
-    def _join(self, number: int, layer: Join) -> None:
+    def _join(self, number: int, layer: ops.Join) -> None:
         """Join to the stage that makes one operand, if the other is there before it."""
         shape = planes_of(layer.in_shape)
         pairs = [layer.inputs]
@@ -273,7 +255,7 @@ class _Builder:
             stage = self.stages[-1]
         stage.join, stage.other, stage.writes = layer, other, number
 
-    def _concatenate(self, number: int, layer: Cat) -> None:
+    def _concatenate(self, number: int, layer: ops.Cat) -> None:
         """Let the stages that make the parts write to one value."""
         channel, parts = 0, [self.roots[n] for n in layer.inputs]
         rest = planes_of(layer.out_shape)[1:]
@@ -301,31 +283,31 @@ def _larger(one: Pair, two: Pair) -> Pair:
 
 def _has_room(stage: Stage, layer: Layer) -> bool:
     """Whether this operation can be the next of a stage."""
-    if isinstance(layer, Activation):
+    if isinstance(layer, ops.Activation):
         return stage.after is None
     free = stage.join is None and stage.after is None
-    if isinstance(layer, Norm):
+    if isinstance(layer, ops.Norm):
         return free and stage.pool is None and stage.before is None
-    return free and (stage.pool is None or isinstance(layer, Join))
+    return free and (stage.pool is None or isinstance(layer, ops.Join))
 
 
-def _as_conv(layer: Linear | Conv2d | Pick) -> Conv2d:
+def _as_conv(layer: ops.Linear | ops.Conv2d | ops.Pick) -> ops.Conv2d:
     base = (layer.name, planes_of(layer.in_shape), planes_of(layer.out_shape), layer.inputs)
-    if isinstance(layer, Pick):
+    if isinstance(layer, ops.Pick):
         weight = np.zeros((base[2][0], base[1][0], 1, 1), np.float32)
         for row, channel in enumerate(layer.channels):
             if channel >= 0:
                 weight[row, channel] = 1
         bias = np.zeros(len(weight), np.float32)
-        return Conv2d(*base, weight, bias, layer.step, (-layer.start[0], -layer.start[1]))
-    if isinstance(layer, Linear):
+        return ops.Conv2d(*base, weight, bias, layer.step, (-layer.start[0], -layer.start[1]))
+    if isinstance(layer, ops.Linear):
         weight = layer.weight[:, None, None, :]
         base = (layer.name, (1, 1, weight.shape[3]), *base[2:])
-        return Conv2d(*base, weight, layer.bias)
+        return ops.Conv2d(*base, weight, layer.bias)
     return layer
 
 
-def _room(conv: Conv2d) -> Pair:
+def _room(conv: ops.Conv2d) -> Pair:
     """How far around its input a convolution reads."""
 
     def far(k: int) -> int:
@@ -339,7 +321,7 @@ def _room(conv: Conv2d) -> Pair:
 # -- memory ------------------------------------------------------------------------------------
 
 
-def _placed(builder: _Builder, copies: bool, softmax: Softmax | None) -> Plan:
+def _placed(builder: _Builder, copies: bool, softmax: ops.Softmax | None) -> Plan:
     """The stages with areas in the arena for what they read and write."""
     stages, rooms = builder.stages, builder.rooms
     reads = [(at, value) for at, one in enumerate(stages) for value in (one.reads, one.other)]

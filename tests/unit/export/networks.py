@@ -117,6 +117,20 @@ class Dense(nn.Module):
         return F.log_softmax(self.last(y).amax(dim=(2, 3)), 1)
 
 
+class Cropped(nn.Module):
+    """A crop of the input, channels in another order, and both as one vector."""
+
+    def __init__(self, channels=1):
+        super().__init__()
+        self.last = nn.Linear(4 * 4 * 5, 3)
+
+    def forward(self, x):
+        x = x[:, :, 2:10:2, 3:8]
+        x = torch.cat([x, x[:, :1]], 1)
+        y = x.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2)
+        return self.last(torch.flatten(y, 1)) + x.mean((2, 3))[:, 1:]
+
+
 class Perceptron(nn.Module):
     """A sum of vectors, and a gate over places rather than channels."""
 
@@ -138,6 +152,7 @@ def strangers():
     yield "residual-a", Residual(3, "A"), (3, 16, 16)
     yield "mobile", Mobile(3), (3, 32, 32)
     yield "dense", Dense(3), (3, 12, 10)
+    yield "cropped", Cropped(), (3, 12, 12)
     yield "perceptron", Perceptron(), (1, 12, 12)
 
 
