@@ -191,7 +191,7 @@ class _Reader:
         """The class of a layer and its fields."""
         module = self.found.module(node)
         if kind == "cat":
-            dim = options(self.found, node, {"dim": 0})["dim"]
+            dim = self.found.options(node, {"dim": 0})["dim"]
             if dim not in (1, 1 - len(self.found.values[node].shape)):
                 raise self._refused(node, f"concatenates over dimension {dim}, not the channels")
             return ops.Cat, {}
@@ -202,7 +202,7 @@ class _Reader:
         make, defaults = MAKERS[kind]
         given = {
             name: self.found.values[value] if isinstance(value, Node) else value
-            for name, value in options(self.found, node, defaults).items()
+            for name, value in self.found.options(node, defaults).items()
         }
         try:
             return make(shapes[0], self._shape(node), given)
@@ -302,15 +302,6 @@ def _picked(shape: tuple[int, int, int], indices: np.ndarray) -> dict[str, Any] 
 
 
 # -- layers of torch ---------------------------------------------------------------------------
-
-
-def options(trace: Trace, node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a node by name: of its module, or its arguments after the first."""
-    module = trace.module(node)
-    if module is not None:
-        return {name: getattr(module, name, value) for name, value in defaults.items()}
-    told = dict(zip(defaults, node.args[1:], strict=False)) | dict(node.kwargs)
-    return {name: told.get(name, value) for name, value in defaults.items()}
 
 
 def _array(tensor: Any, fallback: int = 0) -> np.ndarray:
