@@ -180,7 +180,7 @@ def html(
     model, example, known = network(name, shape or None)
     if (mean is None) != (std is None):
         raise ConfigError("--mean and --std go together: give both, or neither for those of MNIST")
-    pixels = Pixels()
+    pixels = None
     means, deviations = _numbers("--mean", mean), _numbers("--std", std)
     if means and deviations:
         pixels = Pixels(means, deviations)

@@ -73,7 +73,7 @@ def html(
     out: Path | str,
     example_input: Tensor | None = None,
     *,
-    pixels: Pixels = Pixels(),  # noqa: B008  # frozen
+    pixels: Pixels | None = None,
     title: str | None = None,
     labels: Sequence[str] = (),
 ) -> Page:
@@ -84,7 +84,7 @@ def html(
         model: the module that it belongs to; its own values do not matter.
         out: the page.
         example_input: a batch of one; not needed if the first layer is dense.
-        pixels: how images were normalised.
+        pixels: how images were normalised; those of one channel are like MNIST's by default.
         labels: names of the classes; without them, classes have numbers.
         title: the name of the network; by default that in the record, or of its class.
     """
@@ -151,9 +151,15 @@ _RECORDED = {"network": _is_text, "data": _is_text, "test_error": _is_percent}
 # -- layers ----------------------------------------------------------------------------------
 
 
-def _start(program: Program, state: TiedState, pixels: Pixels, labels: Sequence[str]) -> str:
+def _start(program: Program, state: TiedState, pixels: Pixels | None, labels: Sequence[str]) -> str:
     """The constants of a page: its network, what it shows of it, its images and its classes."""
     planes, height, width = _image(program)
+    if pixels is None and planes > 1:
+        raise ConfigError(
+            "how the colour images of the network were normalised is not known: give mean and "
+            "standard deviation of their pixels, from 0 to 255 (--mean and --std, or pixels=)"
+        )
+    pixels = pixels or Pixels()
     scales = [numbers_of(pixels.mean), numbers_of(pixels.deviation)]
     if any(len(scale) not in (1, planes) for scale in scales) or not all(scales[1]):
         raise ConfigError(

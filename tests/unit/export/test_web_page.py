@@ -426,6 +426,13 @@ def test_a_file_that_is_no_image_is_told(browser: Browser, tmp_path: Path) -> No
         assert page.said() == []
 
 
+def test_colour_images_need_their_mean_and_deviation(tmp_path: Path) -> None:
+    model = Sums(192)
+    with pytest.raises(ConfigError, match="colour images of the network were normalised is not"):
+        export.html(tied(model), model, tmp_path / "page.html", torch.zeros(1, 3, 8, 8))
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
