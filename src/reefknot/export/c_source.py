@@ -20,7 +20,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.export.program import ACTIVATIONS, Activation, Numbers, Program, numbers_of, planes_of
+from reefknot.export.program import (
+    ACTIVATIONS,
+    Activation,
+    Numbers,
+    Program,
+    Scales,
+    planes_of,
+    scales_of,
+)
 from reefknot.export.shrunk import Source, program_of
 from reefknot.export.stages import Plan, Stage, plan
 from reefknot.export.weight_bits import Matrix, WeightBits, weight_bits
@@ -28,30 +36,15 @@ from reefknot.files import write_atomically
 from reefknot.progress import doing
 
 
+@dataclass(frozen=True)
 class Bytes:
     """Inputs are bytes; the network was trained on (byte - mean) / deviation.
 
     Both are numbers, or have one for each channel.
     """
 
-    def __init__(self, mean: Numbers, deviation: Numbers) -> None:
-        self.mean, self.deviation = numbers_of(mean), numbers_of(deviation)
-        fits = all(0 <= one <= 255 for one in self.mean)
-        if not fits or not all(0 < one < math.inf for one in self.deviation):
-            raise ConfigError(
-                "bytes have a mean from 0 to 255 and a positive standard deviation, found "
-                f"{mean} and {deviation}"
-            )
-
-    def channels(self, found: int) -> int:
-        """How many channels have numbers of their own, of those that the network has."""
-        own = [len(numbers) for numbers in (self.mean, self.deviation)]
-        if any(number not in (1, found) for number in own):
-            raise ConfigError(
-                f"{own[0]} means and {own[1]} deviations were given for an input of {found} "
-                f"channel{'s' * (found > 1)}: give one of each, or one for each channel"
-            )
-        return max(own)
+    mean: Numbers
+    deviation: Numbers
 
 
 @dataclass(frozen=True)
@@ -96,8 +89,13 @@ def c(
 
 def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[int, int]]:
     """net.h, net.c, and the bytes of tables and arena."""
-    several = as_bytes is not None and as_bytes.channels(planes_of(program.in_shape)[0]) > 1
-    planned = plan(program, copies=several)
+    channels = planes_of(program.in_shape)[0]
+    scales = None
+    if as_bytes is not None:
+        scales = scales_of(as_bytes.mean, as_bytes.deviation, channels)
+    if scales and max(scales[0]) > 255:
+        raise ConfigError(f"bytes have a mean from 0 to 255, found {max(scales[0])}")
+    planned = plan(program, copies=scales is not None and max(map(len, scales)) > 1)
     matrices = [
         Matrix(s.conv.name, s.conv.weight.reshape(len(s.conv.weight), -1), s.bias, s.scale)
         for s in planned.stages
@@ -105,12 +103,12 @@ def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[
     bits = weight_bits(matrices)
     parts = [
         _text("prologue.c"),
-        _switches(planned, bits, as_bytes),
+        _switches(planned, bits, as_bytes is not None),
         _stage_table(planned, bits, [matrix.has_tables for matrix in matrices]),
         _weight_tables(bits),
         *_activations(planned),
-        *_copying(planned, as_bytes),
-        *_byte_constants(planned, matrices[0], as_bytes),
+        *_copying(planned, scales),
+        *_byte_constants(planned, matrices[0], scales),
         _text("engine.c"),
     ]
     header = Template(_text("net.h")).substitute(
@@ -129,7 +127,7 @@ def _text(name: str) -> str:
     return resources.files("reefknot.export").joinpath(name).read_text()
 
 
-def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None) -> str:
+def _switches(planned: Plan, bits: WeightBits, as_bytes: bool) -> str:
     areas = [area for s in planned.stages for area in (s.source, s.second, s.target)]
     large = max(*(area.size for area in areas), planned.arena) > 32_000
     constants = {
@@ -138,7 +136,7 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None) -> str:
         "NET_SLIDES": int(_slides(planned)),
         "NET_PADS": int(any(_clears(stage) for stage in planned.stages)),
         "NET_COPIES": int(planned.copied is not None),
-        "NET_BYTES": int(as_bytes is not None and planned.copied is None),
+        "NET_BYTES": int(as_bytes and planned.copied is None),
         "NET_BIASES": int(bits.biases != "none"),
         "NET_TABLES": int(bits.biases == "table"),
         "NET_SCALES": int(len(bits.tables) > 1),
@@ -173,21 +171,20 @@ def _activations(planned: Plan) -> list[str]:
     return [*include, text or "#define activated(kind, x) (x)\n"]
 
 
-def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
+def _copying(planned: Plan, scales: Scales | None) -> list[str]:
     """Constants for an input that is copied, because the first layer pads it."""
     source = planned.copied
     if source is None:
         return []
     text, value = "", "(value)"
-    if as_bytes:
-        scales = tuple(1 / deviation for deviation in as_bytes.deviation)
-        tables = {"means": as_bytes.mean, "factors": scales}
+    if scales:
+        tables = {"means": scales[0], "factors": tuple(1 / one for one in scales[1])}
         if max(map(len, tables.values())) > 1:
             rows = (np.array(one * (source.shape[0] // len(one))) for one in tables.values())
             text = "".join(map(_floats, tables, rows))
             mean, scale = (f"FLASH_FLOAT({name} + plane)" for name in tables)
         else:
-            mean, scale = float_literal(as_bytes.mean[0]), float_literal(scales[0])
+            mean, scale = (float_literal(numbers[0]) for numbers in tables.values())
         value = f"(((value) - {mean}) * {scale})"
     planes, height, width = source.shape
     constants = {
@@ -198,9 +195,9 @@ def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
     return [text, _defines(constants)]
 
 
-def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> list[str]:
+def _byte_constants(planned: Plan, first: Matrix, scales: Scales | None) -> list[str]:
     """Constants for bytes: sums are in fixed point, with as many fraction bits as fit."""
-    if as_bytes is None or planned.copied is not None:
+    if scales is None or planned.copied is not None:
         return []
     most = 1
     for value in np.unique(first.weight[first.weight != 0]):
@@ -212,8 +209,8 @@ def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> lis
         )
     constants = {
         "BYTE_SHIFT": shift,
-        "BYTE_MEAN": f"INT32_C({round(as_bytes.mean[0] * (1 << shift))})",
-        "BYTE_SCALE": float_literal(1 / (as_bytes.deviation[0] * (1 << shift))),
+        "BYTE_MEAN": f"INT32_C({round(scales[0][0] * (1 << shift))})",
+        "BYTE_SCALE": float_literal(1 / (scales[1][0] * (1 << shift))),
     }
     return [_defines(constants)]
 

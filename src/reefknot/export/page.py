@@ -31,8 +31,8 @@ from reefknot.export.program import (
     Pair,
     Planes,
     Program,
-    numbers_of,
     planes_of,
+    scales_of,
 )
 from reefknot.export.shrunk import Source, with_values
 from reefknot.files import read_bytes, write_atomically
@@ -160,12 +160,7 @@ def _start(program: Program, state: TiedState, pixels: Pixels | None, labels: Se
             "standard deviation of their pixels, from 0 to 255 (--mean and --std, or pixels=)"
         )
     pixels = pixels or Pixels()
-    scales = [numbers_of(pixels.mean), numbers_of(pixels.deviation)]
-    if any(len(scale) not in (1, planes) for scale in scales) or not all(scales[1]):
-        raise ConfigError(
-            f"images have {planes} channels: give one mean and one deviation above zero, or one "
-            f"for each channel; found {pixels.mean} and {pixels.deviation}"
-        )
+    scales = scales_of(pixels.mean, pixels.deviation, planes)
     if len(program.out_shape) != 1 or not 1 < program.out_shape[0] <= 10_000:
         raise ConfigError(
             f"the network gives outputs of shape {program.out_shape}; a page shows 2 to 10,000 "

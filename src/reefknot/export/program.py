@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from reefknot.errors import ConfigError
+
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 Planes = tuple[int, int, int]
@@ -134,15 +136,27 @@ class Program:
 
 
 Numbers = float | Sequence[float]
+Scales = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-def numbers_of(numbers: Numbers) -> tuple[float, ...]:
-    """One number for all channels, or one for each.
+def scales_of(mean: Numbers, deviation: Numbers, channels: int) -> Scales:
+    """Mean and deviation of pixels: one number for all channels, or one for each.
 
-    >>> numbers_of(0.5), numbers_of([1, 2, 3])
+    >>> scales_of(0.5, [1, 2, 3], 3)
     ((0.5,), (1.0, 2.0, 3.0))
     """
-    return tuple(map(float, numbers if isinstance(numbers, Sequence) else (numbers,)))
+    found = [tuple(map(float, n if isinstance(n, Sequence) else (n,))) for n in (mean, deviation)]
+    if any(len(numbers) not in (1, channels) for numbers in found):
+        raise ConfigError(
+            f"{len(found[0])} means and {len(found[1])} deviations were given for an input of "
+            f"{channels} channel{'s' * (channels > 1)}: give one of each, or one for each channel"
+        )
+    if not (0 <= min(found[0]) <= max(found[0]) < math.inf and 0 < min(found[1]) < math.inf):
+        raise ConfigError(
+            "pixels have a mean of 0 or more and a positive standard deviation, found "
+            f"{mean} and {deviation}"
+        )
+    return found[0], found[1]
 
 
 def planes_of(shape: Shape) -> Planes:

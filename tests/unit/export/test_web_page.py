@@ -438,7 +438,10 @@ def test_colour_images_need_their_mean_and_deviation(tmp_path: Path) -> None:
     [
         (("--labels", "a,b"), "has 10 classes, and labels are one printable text for each"),
         (("--labels", "nowhere.txt"), "--labels nowhere.txt: expected a text file with a label"),
-        (("--mean", "1,2", "--std", "3"), "images have 1 channels: give one mean"),
+        (
+            ("--mean", "1,2", "--std", "3"),
+            "2 means and 1 deviations were given for an input of 1 channel",
+        ),
         (("--mean", "x", "--std", "3"), "--mean x: expected a number, or one for each channel"),
     ],
 )
