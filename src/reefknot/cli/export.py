@@ -30,6 +30,8 @@ _SHAPE = click.option(
     help="What your own network takes, without the batch, such as 1x28x28.",
 )  # fmt: skip
 _FORCE = click.option("--force", "-f", is_flag=True, help="Replace the file if it exists.")
+_MEAN = click.option("--mean", help="Mean of your images' pixels, from 0 to 255; or one a channel.")
+_STD = click.option("--std", help="Standard deviation of these pixels; or one a channel.")
 
 
 def _out(what: str) -> Callable[[Any], Any]:
@@ -72,6 +74,39 @@ def _sizes(shape: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
+def _numbers(option: str, text: str | None) -> list[float] | None:
+    """Numbers between commas.
+
+    >>> _numbers("--mean", "125.3,123,113.9")
+    [125.3, 123.0, 113.9]
+    """
+    try:
+        return None if text is None else [float(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text}: expected a number, or one for each channel, such as 125.3,123,113.9"
+        ) from None
+
+
+def _labels(text: str | None) -> list[str]:
+    """Labels from a file that has one on each line, or between commas.
+
+    >>> _labels("cat, dog")
+    ['cat', 'dog']
+    """
+    if text is None:
+        return []
+    if "," in text:
+        return [label.strip() for label in text.split(",")]
+    try:
+        return Path(text).read_text("utf-8").rstrip("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--labels {text}: expected a text file with a label on each line, or labels between "
+            f"commas: {error}"
+        ) from None
+
+
 # -- C and HTML ------------------------------------------------------------------------------
 
 
@@ -83,14 +118,14 @@ def _sizes(shape: str) -> tuple[int, ...]:
     "--input", "inputs", multiple=True, metavar="u8|SHAPE",
     help="u8: bytes instead of floats. A shape such as 1x28x28: the input of your own network.",
 )  # fmt: skip
-@click.option("--mean", type=float, help="Mean of the bytes your own network was trained on.")
-@click.option("--std", type=float, help="Standard deviation of these bytes.")
+@_MEAN
+@_STD
 @click.option(
     "--report", is_flag=True, help="Measure it on the chips whose compilers are installed."
 )
 def c(
-    source: Path, name: str, out: Path, inputs: tuple[str, ...], mean: float | None,
-    std: float | None, report: bool,
+    source: Path, name: str, out: Path, inputs: tuple[str, ...], mean: str | None,
+    std: str | None, report: bool,
 ) -> None:  # fmt: skip
     """Write SOURCE (a .reef file) as C99: net.c and net.h, with net_run(input, output)."""
     from reefknot.export import Bytes
@@ -102,14 +137,14 @@ def c(
     model, example, known = network(name, shapes[0] if shapes else None)
     as_bytes = None
     if "u8" in inputs:
-        mean = known.mean if mean is None else mean
-        std = known.deviation if std is None else std
-        if mean is None or std is None:
+        means = _numbers("--mean", mean) or known.mean
+        deviations = _numbers("--std", std) or known.deviation
+        if means is None or deviations is None:
             raise ConfigError(
                 f"--input u8: how bytes were normalised for {name!r} is not known: give --mean and "
                 "--std, in units of bytes"
             )
-        as_bytes = Bytes(mean, std)
+        as_bytes = Bytes(means, deviations)
     elif mean is not None or std is not None:
         raise ConfigError("--mean and --std belong to --input u8; floats are normalised by you")
     written = write_c(source, model, out, example, as_bytes=as_bytes)
@@ -130,26 +165,30 @@ def c(
 @_MODEL
 @_out("The page to write.")
 @click.option("--input", "shape", metavar="SHAPE", help="Such as 1x28x28, for your own network.")
-@click.option("--mean", type=float, help="Mean of your images' pixels, from 0 to 255.")
-@click.option("--std", type=float, help="Standard deviation of these pixels.")
+@_MEAN
+@_STD
 @click.option("--title", help="What the page calls the network.")
+@click.option("--labels", help="Names of the classes: a,b,c or a file with one on each line.")
 def html(
-    source: Path, name: str, out: Path, shape: str | None, mean: float | None, std: float | None,
-    title: str | None,
+    source: Path, name: str, out: Path, shape: str | None, mean: str | None, std: str | None,
+    title: str | None, labels: str | None,
 ) -> None:  # fmt: skip
-    """Write SOURCE (a .reef file) as a page in which digits are drawn and read."""
+    """Write SOURCE (a .reef file) as a page in which images are drawn or chosen, and read."""
     from reefknot.export import Pixels
     from reefknot.export import html as write_html
 
     model, example, known = network(name, shape or None)
     if (mean is None) != (std is None):
         raise ConfigError("--mean and --std go together: give both, or neither for those of MNIST")
-    pixels = Pixels()
-    if mean is not None and std is not None:
-        pixels = Pixels(mean, std)
+    pixels = None
+    means, deviations = _numbers("--mean", mean), _numbers("--std", std)
+    if means and deviations:
+        pixels = Pixels(means, deviations)
     elif known.mean is not None and known.deviation is not None:
         pixels = Pixels(known.mean, known.deviation, known.full)
-    page = write_html(source, model, out, example, pixels=pixels, title=title)
+    page = write_html(
+        source, model, out, example, pixels=pixels, title=title, labels=_labels(labels)
+    )
     sizes = f"{page.page_bytes:,} bytes, {page.file_bytes:,} of them the file"
     click.echo(f"wrote {plain(page.file)}: {sizes}")
 

@@ -6,10 +6,9 @@ Gives     files that need neither Python nor torch; a network that cannot be exp
 Unaware   of methods and of training.
 
     shrunk.py        a module with the values of a file, without dead units; safetensors
-    chain.py         a module to layers, by torch.fx
-    layers.py        what each layer of torch becomes
-    program.py       layers with numpy values, no torch; functions of an element as text
-    stages.py        layers fused, their buffers in one arena
+    layers.py        a module to operations, by torch.fx
+    program.py       operations with numpy values, no torch; functions of an element as text
+    stages.py        operations fused, their values in one arena
     weight_bits.py   weights as a bit stream: steps between non-zeros, and their values
     page.py          one HTML file: web/page.js around web/reef.js, a decoder
     c_source.py      net.c and net.h: tables, then engine.c

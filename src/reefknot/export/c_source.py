@@ -20,7 +20,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError, ReefknotError
-from reefknot.export.program import ACTIVATIONS, Activation, Program, Softmax
+from reefknot.export.program import (
+    ACTIVATIONS,
+    Activation,
+    Numbers,
+    Program,
+    Scales,
+    planes_of,
+    scales_of,
+)
 from reefknot.export.shrunk import Source, program_of
 from reefknot.export.stages import Plan, Stage, plan
 from reefknot.export.weight_bits import Matrix, WeightBits, weight_bits
@@ -30,17 +38,13 @@ from reefknot.progress import doing
 
 @dataclass(frozen=True)
 class Bytes:
-    """Inputs are bytes; the network was trained on (byte - mean) / deviation."""
+    """Inputs are bytes; the network was trained on (byte - mean) / deviation.
 
-    mean: float
-    deviation: float
+    Both are numbers, or have one for each channel.
+    """
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.mean <= 255 and 0 < self.deviation < math.inf):
-            raise ConfigError(
-                "bytes have a mean from 0 to 255 and a positive standard deviation, found "
-                f"{self.mean} and {self.deviation}"
-            )
+    mean: Numbers
+    deviation: Numbers
 
 
 @dataclass(frozen=True)
@@ -85,58 +89,67 @@ def c(
 
 def _written(program: Program, as_bytes: Bytes | None) -> tuple[str, str, tuple[int, int]]:
     """net.h, net.c, and the bytes of tables and arena."""
-    planned = plan(program)
-    scaled = any(stage.conv.scale is not None for stage in planned.stages)
+    channels = planes_of(program.in_shape)[0]
+    scales = None
+    if as_bytes is not None:
+        scales = scales_of(as_bytes.mean, as_bytes.deviation, channels)
+    if scales and max(scales[0]) > 255:
+        raise ConfigError(f"bytes have a mean from 0 to 255, found {max(scales[0])}")
+    planned = plan(program, copies=scales is not None and max(map(len, scales)) > 1)
     matrices = [
-        Matrix(s.conv.name, s.conv.weight.reshape(len(s.conv.weight), -1), s.conv.bias)
+        Matrix(s.conv.name, s.conv.weight.reshape(len(s.conv.weight), -1), s.bias, s.scale)
         for s in planned.stages
     ]
-    bits = weight_bits(matrices, scaled=scaled)
-    tables = bits.flash_bytes + 4 * bits.num_biases * scaled
+    bits = weight_bits(matrices)
     parts = [
         _text("prologue.c"),
-        _switches(planned, bits, as_bytes, scaled),
-        _stage_table(planned, bits),
-        _weight_tables(planned, bits, scaled),
+        _switches(planned, bits, as_bytes is not None),
+        _stage_table(planned, bits, [matrix.has_tables for matrix in matrices]),
+        _weight_tables(bits),
         *_activations(planned),
-        *_copying(planned, as_bytes),
-        *_byte_constants(planned, matrices[0], as_bytes),
+        *_copying(planned, scales),
+        *_byte_constants(planned, matrices[0], scales),
         _text("engine.c"),
     ]
     header = Template(_text("net.h")).substitute(
         inputs=math.prod(program.in_shape),
         outputs=math.prod(program.out_shape),
         arena=4 * max(planned.arena, 1),
-        table=tables,
+        table=bits.flash_bytes,
         shape=" x ".join(map(str, program.in_shape)),
         type="uint8_t" if as_bytes else "float",
         what="bytes" if as_bytes else "floats, normalised as in training",
     )
-    return header, "\n".join(parts), (tables, 4 * planned.arena)
+    return header, "\n".join(parts), (bits.flash_bytes, 4 * planned.arena)
 
 
 def _text(name: str) -> str:
     return resources.files("reefknot.export").joinpath(name).read_text()
 
 
-def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: bool) -> str:
-    sizes = [max(s.source.size, s.target.size) for s in planned.stages]
-    large = max(*sizes, planned.arena, 0) > 32_000
+def _switches(planned: Plan, bits: WeightBits, as_bytes: bool) -> str:
+    areas = [area for s in planned.stages for area in (s.source, s.second, s.target)]
+    large = max(*(area.size for area in areas), planned.arena) > 32_000
     constants = {
         "NET_STAGES": len(planned.stages),
         "NET_VALUES": max(map(len, bits.values)),
         "NET_SLIDES": int(_slides(planned)),
-        "NET_PADS": int(any(any(s.target.padding) for s in planned.stages)),
-        "NET_COPIES": int(planned.copied),
-        "NET_BYTES": int(as_bytes is not None and not planned.copied),
+        "NET_PADS": int(any(_clears(stage) for stage in planned.stages)),
+        "NET_COPIES": int(planned.copied is not None),
+        "NET_BYTES": int(as_bytes and planned.copied is None),
         "NET_BIASES": int(bits.biases != "none"),
         "NET_TABLES": int(bits.biases == "table"),
-        "NET_SCALES": int(scaled),
+        "NET_SCALES": int(len(bits.tables) > 1),
+        "NET_JOINS": int(any(stage.join for stage in planned.stages)),
+        "NET_SOFTMAX": 0 if planned.softmax is None else 1 + planned.softmax.log,
     }
     if _slides(planned):
-        most = max(int(np.count_nonzero(w, axis=(1, 2, 3)).max()) for w in
-                   (stage.conv.weight for stage in planned.stages))  # fmt: skip
+        most = max(int(np.count_nonzero(stage.conv.weight, axis=(1, 2, 3)).max())
+                   for stage in planned.stages)  # fmt: skip
         constants["NET_TAPS"] = max(most, 1)
+        sizes = [stage.conv.weight[0].size for stage in planned.stages]
+        few = any(size < bits.count(number) for number, size in enumerate(sizes))
+        constants["NET_DIRECT"] = int(few)
     return f"{_defines(constants)}\ntypedef {'int32_t' if large else 'int16_t'} place_t;\n"
 
 
@@ -144,70 +157,47 @@ def _switches(planned: Plan, bits: WeightBits, as_bytes: Bytes | None, scaled: b
 
 
 def _activations(planned: Plan) -> list[str]:
-    """The function `activated`, and `finish`, a softmax or nothing."""
+    """The function `activated`."""
     kinds = _kinds_of(planned)[1:]
-    cases = ""
-    for number, (kind, slope, low, high) in enumerate(kinds, start=1):
-        formula = ACTIVATIONS[kind].c.format(
-            slope=float_literal(slope), low=float_literal(low), high=float_literal(high)
-        )
-        cases += f"    if (kind == {number})\n        return {formula};\n"
-    text = (
-        f"static float activated(uint8_t kind, float x)\n{{\n{cases}    return x;\n}}\n"
-        if kinds
-        else "#define activated(kind, x) (x)\n"
-    )
-    finish = _finish(planned.softmax)
-    needs_math = any(word in text + finish for word in ("expf", "tanhf", "erff", "logf"))
-    return [*(["#include <math.h>\n"] if needs_math else []), text, finish]
+    text = ""
+    for number, (kind, *numbers) in enumerate(kinds, start=1):
+        slope, low, high = map(float_literal, numbers)
+        formula = ACTIVATIONS[kind].c.format(slope=slope, low=low, high=high)
+        text += f"    if (kind == {number})\n        return {formula};\n"
+    if text:
+        text = f"static float activated(uint8_t kind, float x)\n{{\n{text}    return x;\n}}\n"
+    needs_math = planned.softmax or any(word in text for word in ("expf", "tanhf", "erff"))
+    include = ["#include <math.h>\n"] * bool(needs_math)
+    return [*include, text or "#define activated(kind, x) (x)\n"]
 
 
-def _finish(softmax: Softmax | None) -> str:
-    if softmax is None:
-        return "#define finish(output) ((void)0)\n"
-    last = "output[i] - log" if softmax.log else "expf(output[i] - log)"
-    return f"""static void finish(float *output)
-{{
-    float most = output[0], sum = 0, log;
-    int i;
-    for (i = 1; i < NET_OUTPUTS; i++)
-        if (output[i] > most)
-            most = output[i];
-    for (i = 0; i < NET_OUTPUTS; i++)
-        sum += expf(output[i] - most);
-    log = most + logf(sum);
-    for (i = 0; i < NET_OUTPUTS; i++)
-        output[i] = {last};
-}}
-"""
-
-
-def _copying(planned: Plan, as_bytes: Bytes | None) -> list[str]:
+def _copying(planned: Plan, scales: Scales | None) -> list[str]:
     """Constants for an input that is copied, because the first layer pads it."""
-    if not planned.copied:
+    source = planned.copied
+    if source is None:
         return []
-    source = planned.stages[0].source
-    value = "(value)"
-    if as_bytes:
-        mean, scale = float_literal(as_bytes.mean), float_literal(1 / as_bytes.deviation)
+    text, value = "", "(value)"
+    if scales:
+        tables = {"means": scales[0], "factors": tuple(1 / one for one in scales[1])}
+        if max(map(len, tables.values())) > 1:
+            rows = (np.array(one * (source.shape[0] // len(one))) for one in tables.values())
+            text = "".join(map(_floats, tables, rows))
+            mean, scale = (f"FLASH_FLOAT({name} + plane)" for name in tables)
+        else:
+            mean, scale = (float_literal(numbers[0]) for numbers in tables.values())
         value = f"(((value) - {mean}) * {scale})"
+    planes, height, width = source.shape
     constants = {
-        "COPY_TO": planned.places[0],
-        "COPY_SIZE": source.size,
-        "COPY_PLANES": source.planes,
-        "COPY_HEIGHT": source.height,
-        "COPY_WIDTH": source.width,
-        "COPY_PLANE": source.plane,
-        "COPY_LINE": source.line,
-        "COPY_START": source.start,
-        "COPY_VALUE(value)": value,
-    }
-    return [_defines(constants)]
+        "COPY_TO": source.place, "COPY_START": source.at(), "COPY_VALUE(value)": value,
+        "COPY_PLANES": planes, "COPY_HEIGHT": height, "COPY_WIDTH": width,
+        "COPY_SIZE": source.size, "COPY_PLANE": source.plane, "COPY_LINE": source.line,
+    }  # fmt: skip
+    return [text, _defines(constants)]
 
 
-def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> list[str]:
+def _byte_constants(planned: Plan, first: Matrix, scales: Scales | None) -> list[str]:
     """Constants for bytes: sums are in fixed point, with as many fraction bits as fit."""
-    if as_bytes is None or planned.copied:
+    if scales is None or planned.copied is not None:
         return []
     most = 1
     for value in np.unique(first.weight[first.weight != 0]):
@@ -219,8 +209,8 @@ def _byte_constants(planned: Plan, first: Matrix, as_bytes: Bytes | None) -> lis
         )
     constants = {
         "BYTE_SHIFT": shift,
-        "BYTE_MEAN": f"INT32_C({round(as_bytes.mean * (1 << shift))})",
-        "BYTE_SCALE": float_literal(1 / (as_bytes.deviation * (1 << shift))),
+        "BYTE_MEAN": f"INT32_C({round(scales[0][0] * (1 << shift))})",
+        "BYTE_SCALE": float_literal(1 / (scales[1][0] * (1 << shift))),
     }
     return [_defines(constants)]
 
@@ -251,24 +241,47 @@ def _kinds_of(planned: Plan) -> list[tuple[str, float, float, float]]:
     return [_kind_of(None), *sorted(used - {_kind_of(None)})]
 
 
-def _fields(planned: Plan, bits: WeightBits) -> dict[str, list[int]]:
+def _fields(planned: Plan, bits: WeightBits, tabled: Sequence[bool]) -> dict[str, list[int]]:
     """Numbers of each stage, by name."""
     rows: dict[str, list[int]] = {}
     kinds = _kinds_of(planned)
     for number, stage in enumerate(planned.stages):
+        down, across = stage.conv.padding
         fields = {
             "ROWS": len(stage.conv.weight),
-            "IN": planned.places[number],
-            "OUT": planned.places[number + 1],
+            "IN": stage.source.place + stage.source.at(-down, -across),
+            "OUT": stage.target.place,
             "FIRST_VALUE": bits.table(number),
             "VALUES": bits.count(number),
+            "TABLED": int(tabled[number] and bits.biases == "table"),
             "BEFORE": kinds.index(_kind_of(stage.before)),
         }
         if _slides(planned):
-            fields |= _sliding(stage) | {"AFTER": kinds.index(_kind_of(stage.after))}
+            fields |= _sliding(stage) | _joining(stage)
+            fields["AFTER"] = kinds.index(_kind_of(stage.after))
         for name, value in fields.items():
             rows.setdefault(name, []).append(value)
     return rows
+
+
+def _clears(stage: Stage) -> bool:
+    """Whether zeros around the outputs must be written."""
+    return any(stage.target.padding) and not stage.in_place
+
+
+def _joining(stage: Stage) -> dict[str, int]:
+    """Where the second operand is: a dimension of 1 stands for all."""
+    if stage.join is None:
+        return dict.fromkeys(("JOIN", "OTHER", "OTHER_PLANE", "OTHER_LINE", "OTHER_STEP"), 0)
+    area = stage.second
+    planes, height, width = (int(n > 1) for n in area.shape)
+    return {
+        "JOIN": ("add", "mul").index(stage.join.kind) + 1,
+        "OTHER": area.place + area.at(),
+        "OTHER_PLANE": planes * area.plane,
+        "OTHER_LINE": height * area.line,
+        "OTHER_STEP": width,
+    }
 
 
 def _sliding(stage: Stage) -> dict[str, int]:
@@ -281,34 +294,24 @@ def _sliding(stage: Stage) -> dict[str, int]:
     return {
         "GROUP_ROWS": len(conv.weight) // conv.groups,
         "GROUP_STEP": conv.weight.shape[1] * source.plane,
-        "KERNEL_WIDTH": kernel[1],
-        "KERNEL_HEIGHT": kernel[0],
-        "DILATION_X": across,
+        "KERNEL_WIDTH": kernel[1], "KERNEL_HEIGHT": kernel[0], "DILATION_X": across,
         "LINE_SKIP": down * source.line - kernel[1] * across,
         "PLANE_SKIP": source.plane - kernel[0] * down * source.line,
-        "STRIDE_X": conv.stride[1],
-        "STRIDE_Y": conv.stride[0] * source.line,
-        "WIDTH": width,
-        "HEIGHT": height,
+        "STRIDE_X": conv.stride[1], "STRIDE_Y": conv.stride[0] * source.line,
+        "WIDTH": width, "HEIGHT": height,
         "POOL_MEAN": int(pool is not None and pool.kind == "mean"),
-        "POOL_WIDTH": window[1],
-        "POOL_HEIGHT": window[0],
-        "POOL_STRIDE_X": stride[1],
-        "POOL_STRIDE_Y": stride[0],
-        "POOL_LEFT": padding[1],
-        "POOL_TOP": padding[0],
-        "OUT_COLUMNS": target.width,
-        "OUT_HEIGHT": target.height,
-        "OUT_WIDTH": target.line,
-        "OUT_PLANE": target.plane,
-        "OUT_START": target.start,
-        "OUT_SIZE": target.size,
-    }
+        "POOL_WIDTH": window[1], "POOL_HEIGHT": window[0],
+        "POOL_STRIDE_X": stride[1], "POOL_STRIDE_Y": stride[0],
+        "POOL_LEFT": padding[1], "POOL_TOP": padding[0],
+        "OUT_COLUMNS": target.shape[2], "OUT_HEIGHT": target.shape[1], "OUT_WIDTH": target.line,
+        "OUT_PLANE": target.plane, "OUT_START": target.at(),
+        "OUT_SIZE": target.size * _clears(stage),
+    }  # fmt: skip
 
 
-def _stage_table(planned: Plan, bits: WeightBits) -> str:
+def _stage_table(planned: Plan, bits: WeightBits, tabled: Sequence[bool]) -> str:
     """The struct of a stage, and all of them; what they share as constants."""
-    fields = _fields(planned, bits)
+    fields = _fields(planned, bits, tabled)
     fixed = {k: v[0] for k, v in fields.items() if len(set(v)) == 1 and k != "ROWS"}
     varying = {k: v for k, v in fields.items() if k not in fixed}
     members = "".join(f"    {_integer(v)} {k.lower()};\n" for k, v in varying.items())
@@ -334,19 +337,12 @@ def _integer(values: Sequence[int]) -> str:
     raise ConfigError("the network is too large for C tables of 32 bits")
 
 
-def _weight_tables(planned: Plan, bits: WeightBits, scaled: bool) -> str:
-    """Codes, values, biases and the bit stream."""
+def _weight_tables(bits: WeightBits) -> str:
+    """Codes, values, biases, scales and the bit stream."""
     text = _bytes("step_code", bits.step_code.counts) + _bytes("step_bits", bits.step_code.symbols)
     text += _bytes("value_code", bits.value_code.counts)
     text += _floats("values", np.concatenate(bits.values))
-    if bits.biases == "table":
-        text += _floats("biases", np.concatenate([s.conv.bias for s in planned.stages]))
-    if scaled:
-        one = [
-            np.ones(len(s.conv.weight), np.float32) if s.conv.scale is None else s.conv.scale
-            for s in planned.stages
-        ]
-        text += _floats("scales", np.concatenate(one))
+    text += "".join(map(_floats, ("biases", "scales"), bits.tables))
     return text + _bytes("weights", bits.data)
 
 

@@ -43,6 +43,7 @@ static place_t next_step(void)
     return step;
 }
 
+static float arena[NET_ARENA_BYTES / sizeof(float)];
 static struct stage s; /* the stage that is running */
 static uint8_t stage;
 
@@ -108,7 +109,8 @@ static uint16_t unit; /* outputs of all stages are counted */
 static float scaled(float y, float bias)
 {
 #if NET_SCALES
-    y *= FLASH_FLOAT(scales + unit);
+    if (TABLED)
+        y *= FLASH_FLOAT(scales + unit);
 #endif
     return y + bias;
 }
@@ -116,7 +118,7 @@ static float scaled(float y, float bias)
 static float next_bias(void)
 {
 #if NET_TABLES
-    return FLASH_FLOAT(biases + unit);
+    return TABLED ? FLASH_FLOAT(biases + unit) : 0;
 #elif NET_BIASES
     return next_bit() ? value(symbol(value_code)) : 0;
 #else
@@ -144,7 +146,7 @@ static void run_stage(float *out)
     for (row = 0; row < ROWS; row++) {
         out[row] = next_output();
 #if NET_TABLES
-        unit++;
+        unit = (uint16_t)(unit + TABLED);
 #endif
     }
 }
@@ -179,6 +181,15 @@ static void read_filter(void)
 static float output_at(place_t place, float bias)
 {
     place_t tap;
+#if NET_DIRECT
+    if (num_taps < VALUES && !(NET_BYTES && stage == 0)) { /* then summing first does not pay */
+        const float *from = (const float *)inputs + place;
+        float y = 0;
+        for (tap = 0; tap < num_taps; tap++)
+            y += value(taps[tap].number) * from[taps[tap].place];
+        return activated(BEFORE, scaled(y, bias));
+    }
+#endif
     clear_sums();
     for (tap = 0; tap < num_taps; tap++)
         add_input((place_t)(place + taps[tap].place), taps[tap].number);
@@ -202,6 +213,14 @@ static float pooled(place_t start, place_t top, place_t left, float bias)
     return POOL_MEAN ? result / (POOL_HEIGHT * POOL_WIDTH) : result;
 }
 
+#if NET_JOINS
+/* With the element of a second value that is in the same place. */
+static float joined(float y, float other)
+{
+    return JOIN == 0 ? y : JOIN == 1 ? y + other : y * other;
+}
+#endif
+
 static void run_stage(float *out)
 {
     place_t row, y, x;
@@ -218,18 +237,20 @@ static void run_stage(float *out)
             for (x = 0; x < OUT_COLUMNS; x++) {
                 place_t top = (place_t)(y * POOL_STRIDE_Y - POOL_TOP);
                 place_t left = (place_t)(x * POOL_STRIDE_X - POOL_LEFT);
-                line[x] = activated(AFTER, pooled(start, top, left, bias));
+                float result = pooled(start, top, left, bias);
+#if NET_JOINS
+                result = joined(result, arena[OTHER + row * OTHER_PLANE + y * OTHER_LINE + x * OTHER_STEP]);
+#endif
+                line[x] = activated(AFTER, result);
             }
 #if NET_TABLES
-        unit++;
+        unit = (uint16_t)(unit + TABLED);
 #endif
     }
 }
 #endif
 
 /* ---- the network --------------------------------------------------------------------------- */
-
-static float arena[NET_ARENA_BYTES / sizeof(float)];
 
 #if NET_COPIES
 /* The first layer pads its input, so the input is copied to a place with room around it. */
@@ -242,6 +263,22 @@ static void copy_input(const net_input *input, float *out)
         for (y = 0; y < COPY_HEIGHT; y++)
             for (x = 0; x < COPY_WIDTH; x++)
                 out[plane * COPY_PLANE + COPY_START + y * COPY_LINE + x] = COPY_VALUE(*input++);
+}
+#endif
+
+#if NET_SOFTMAX
+static void softmax(float *output)
+{
+    float most = output[0], sum = 0, log;
+    int i;
+    for (i = 1; i < NET_OUTPUTS; i++)
+        if (output[i] > most)
+            most = output[i];
+    for (i = 0; i < NET_OUTPUTS; i++)
+        sum += expf(output[i] - most);
+    log = most + logf(sum);
+    for (i = 0; i < NET_OUTPUTS; i++)
+        output[i] = NET_SOFTMAX > 1 ? output[i] - log : expf(output[i] - log);
 }
 #endif
 
@@ -260,9 +297,11 @@ void net_run(const net_input *input, float *output)
 #if NET_COPIES
         inputs = arena + IN;
 #else
-        inputs = stage == 0 ? (const void *)input : arena + IN;
+        inputs = stage == 0 ? (const void *)(input + IN) : arena + IN;
 #endif
         run_stage(stage == NET_STAGES - 1 ? output : arena + OUT);
     }
-    finish(output);
+#if NET_SOFTMAX
+    softmax(output);
+#endif
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from reefknot.errors import ConfigError
-from reefknot.export.layers import MAX_POOL, MEAN_POOL, NOTHING, SHAPES, options
+from reefknot.export.layers import MAX_POOL, MEAN_POOL, NOTHING, SHAPES
 from reefknot.shrinking.masks import weighted
 from reefknot.shrinking.trace import Trace
 
@@ -77,7 +77,7 @@ class Graph:
 
     def options(self, node: Node, **defaults: Any) -> dict[str, Any]:
         """Options of a node by name; `defaults` are in the order of a function's arguments."""
-        return options(self.trace, node, defaults)
+        return self.trace.options(node, defaults)
 
     def module(self, node: Node, name: str) -> Any:
         """The module that a node calls; functions of its kind are refused."""

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from reefknot.errors import ConfigError
-from reefknot.export.chain import program
+from reefknot.export.layers import program
 from reefknot.export.program import Program
 from reefknot.files import check_target, write_atomically
 from reefknot.loading import load, tensors

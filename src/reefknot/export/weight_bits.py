@@ -29,6 +29,12 @@ class Matrix:
     name: str
     weight: np.ndarray
     bias: np.ndarray
+    scale: np.ndarray | None = None
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether its outputs are scaled, or have a bias."""
+        return self.scale is not None or bool(self.bias.any())
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,9 @@ class WeightBits:
     value_code: PrefixCode  # of ranks: a stage's values from frequent to rare
     values: tuple[np.ndarray, ...]  # one table for all stages, or one for each
     biases: Literal["none", "coded", "table"]
-    num_biases: int
+    tables: tuple[
+        np.ndarray, ...
+    ]  # biases, and scales if there are any, of matrices that have them
 
     def table(self, stage: int) -> int:
         """Where the values of a stage begin."""
@@ -92,15 +100,11 @@ class WeightBits:
         """What the tables take up."""
         codes = len(self.step_code.counts) + len(self.step_code.symbols)
         codes += len(self.value_code.counts)
-        floats = sum(map(len, self.values)) + self.num_biases * (self.biases == "table")
-        return len(self.data) + codes + 4 * floats
+        return len(self.data) + codes + 4 * sum(map(len, (*self.values, *self.tables)))
 
 
-def weight_bits(matrices: Sequence[Matrix], *, scaled: bool = False) -> WeightBits:
-    """The smaller of one table of values for all stages and one for each.
-
-    With `scaled`, biases are a table, because outputs are scaled and biases are not.
-    """
+def weight_bits(matrices: Sequence[Matrix]) -> WeightBits:
+    """The smaller of one table of values for all stages and one for each."""
     found = [_nonzero_counts(matrix) for matrix in matrices]
     everything = sum(found, Counter())
     choices: list[tuple[np.ndarray, ...]] = []
@@ -108,7 +112,7 @@ def weight_bits(matrices: Sequence[Matrix], *, scaled: bool = False) -> WeightBi
         choices.append((_by_frequency(everything),))
     if len(matrices) > 1:
         choices.append(tuple(map(_by_frequency, found)))
-    coded = [_coded(matrices, tables, _place(matrices, tables, scaled)) for tables in choices]
+    coded = [_coded(matrices, tables, _place(matrices, tables)) for tables in choices]
     return min(coded, key=lambda one: one.flash_bytes)
 
 
@@ -117,23 +121,36 @@ def _nonzero_counts(matrix: Matrix) -> Counter[float]:
     if len(values) > MAX_VALUES:
         raise ConfigError(
             f"{matrix.name!r} has {len(values):,} different weights, C takes at most {MAX_VALUES}: "
-            "tie them first, with a method or with `reefknot pack --clusters`"
+            "tie them first, with a method or with `reefknot pack --clusters`, which leaves small "
+            "tensors as they are unless you give --min-size 0"
         )
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
 def _place(
-    matrices: Sequence[Matrix], tables: tuple[np.ndarray, ...], scaled: bool
+    matrices: Sequence[Matrix], tables: tuple[np.ndarray, ...]
 ) -> Literal["none", "coded", "table"]:
     """Where the biases go: among the weights, if all of them have values of the weights."""
-    if not scaled and not any(matrix.bias.any() for matrix in matrices):
+    if any(matrix.scale is not None for matrix in matrices):
+        return "table"  # outputs are scaled, and biases are not
+    if not any(matrix.has_tables for matrix in matrices):
         return "none"
     each = tables * len(matrices) if len(tables) == 1 else tables
     shared = all(
         np.isin(matrix.bias[matrix.bias != 0], table).all()
         for matrix, table in zip(matrices, each, strict=True)
     )
-    return "coded" if shared and not scaled else "table"
+    return "coded" if shared else "table"
+
+
+def _tables(matrices: Sequence[Matrix]) -> tuple[np.ndarray, ...]:
+    """Biases, and scales if any output is scaled, row by row."""
+    mine = [matrix for matrix in matrices if matrix.has_tables]
+    found = [np.concatenate([matrix.bias for matrix in mine])]
+    if any(matrix.scale is not None for matrix in mine):
+        scales = (np.ones_like(m.bias) if m.scale is None else m.scale for m in mine)
+        found.append(np.concatenate([*scales]))
+    return tuple(found)
 
 
 def _by_frequency(counts: Counter[float]) -> np.ndarray:
@@ -174,7 +191,8 @@ def _coded(
         bits.append(steps_as[0])
     text = "".join(bits)
     packed = np.packbits(np.frombuffer(text.encode(), np.uint8) - ord("0"), bitorder="little")
-    return WeightBits(packed.tobytes(), step_code, value_code, tables, biases, len(rows))
+    more = _tables(matrices) if biases == "table" else ()
+    return WeightBits(packed.tobytes(), step_code, value_code, tables, biases, more)
 
 
 def _monotone(counts: np.ndarray) -> PrefixCode:

@@ -13,7 +13,6 @@ used: it says which slices of layers must be cut together, which is a small part
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx.node import Node
 from torch.utils._pytree import tree_map
 
-from reefknot.shrinking.masks import Masks, all_of, is_barrier, is_tracked, over_all_but
+from reefknot.shrinking.masks import Masks, all_of, is_barrier, is_tracked
 from reefknot.shrinking.rules import claims, trained, varies
 from reefknot.shrinking.trace import Trace, Unfollowed, trace
 
@@ -38,15 +37,6 @@ class Analysis:
     needed: dict[Node, Any]  # of each node: which elements change an output
     dead: dict[str, Tensor]  # by name in the state dict: may become zero
     unfollowed: tuple[Unfollowed, ...]
-
-    @cached_property
-    def num_dead(self) -> int:
-        """How many elements of all parameters are dead."""
-        return sum(int(mask.sum()) for mask in self.dead.values())
-
-    def unit_is_needed(self, node: Node, dimension: int) -> Tensor:
-        """Which units along a dimension of a node's value change an output."""
-        return over_all_but(self.needed[node], dimension)
 
 
 def dead_elements(model: nn.Module, example_input: Any) -> dict[str, Tensor]:

@@ -208,6 +208,9 @@ def _on_masks(masks: Masks, node: Node) -> Callable[[dict[Node, Any]], Any] | No
     return None
 
 
+_POOLING = {"kernel_size": 0, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+
+
 def _pooled(masks: Masks, node: Node) -> Callable[[Tensor], Tensor]:
     """Average pooling in place of max pooling: it depends on the same elements."""
     kind, value = masks.trace.kind(node), masks.trace.values[node]
@@ -215,17 +218,10 @@ def _pooled(masks: Masks, node: Node) -> Callable[[Tensor], Tensor]:
     if "adaptive" in kind:
         adaptive = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[dims - 1]
         return lambda x: adaptive(x, value.shape[-dims:])
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    module = masks.trace.module(node)
-    given: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
-    given |= dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
-    if module is not None:
-        given |= {name: getattr(module, name) for name in names}
+    given = masks.trace.options(node, _POOLING)
     if set(torch.tensor(given.pop("dilation")).reshape(-1).tolist()) != {1}:
         over = tuple(range(-dims, 0))  # conservative: the whole of each channel
         return lambda x: x.mean(over, keepdim=True).expand(value.shape)
-    given.pop("return_indices", None)
-    given.pop("input", None)
     pool: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
     return lambda x: pool(x, **given)
 

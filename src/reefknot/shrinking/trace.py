@@ -76,6 +76,14 @@ class Trace:
         name = name.replace("_", "")
         return _KIND.get(name, name)
 
+    def options(self, node: Node, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a node by name: of its module, or its arguments after the first."""
+        module = self.module(node)
+        if module is not None:
+            return {name: getattr(module, name, value) for name, value in defaults.items()}
+        told = dict(zip(defaults, node.args[1:], strict=False)) | dict(node.kwargs)
+        return {name: told.get(name, value) for name, value in defaults.items()}
+
     def call(self, node: Node, values: Mapping[Node, Any], args: Any = None) -> Any:
         """What a node gives for these inputs (or arguments); the inputs stay as they are."""
 

@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 from unit.export.compiled import STRICT, needs_gcc, outputs_of
+from unit.export.networks import Residual, ready, strangers
 
 import reefknot
 from reefknot import export
@@ -94,6 +95,53 @@ def test_bytes_give_what_their_normalised_floats_give(name, tmp_path):
         expected = model((pixels - 30.25) / 81.5).reshape(6, -1).numpy()
     outputs = outputs_of(tmp_path, pixels.numpy().astype(np.uint8))
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+STRANGERS = list(strangers())
+CASES = pytest.mark.parametrize(
+    ("model", "shape"), [s[1:] for s in STRANGERS], ids=[s[0] for s in STRANGERS]
+)
+
+
+@needs_gcc
+@CASES
+def test_a_network_with_branches_gives_what_torch_gives(model, shape, tmp_path):
+    ready(tied(model, 0.6), shape)
+    inputs = torch.randn(6, *shape)
+    export.c(None, model, tmp_path, inputs[:1])
+    with torch.no_grad():
+        expected = model(inputs).numpy()
+    assert expected.std(0).min() > 1e-3  # outputs depend on the input
+    np.testing.assert_allclose(outputs_of(tmp_path, inputs.numpy()), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_gcc
+@CASES
+def test_bytes_may_have_a_mean_for_each_channel(model, shape, tmp_path):
+    ready(tied(model, 0.6), shape)
+    mean, deviation = [125.5, 120.25, 30.0][: shape[0]], [60.0, 61.5, 70.0][: shape[0]]
+    pixels = torch.randint(256, (6, *shape))
+    export.c(None, model, tmp_path, pixels[:1].float(), as_bytes=export.Bytes(mean, deviation))
+    channels = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (mean, deviation))
+    with torch.no_grad():
+        expected = model((pixels - next(channels)) / next(channels)).numpy()
+    outputs = outputs_of(tmp_path, pixels.numpy().astype(np.uint8))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_values_share_memory_and_a_sum_takes_the_place_of_what_it_adds_to(tmp_path):
+    model = ready(tied(Residual(widths=(4, 4)), 0.6), (1, 28, 28))
+    written = export.c(None, model, tmp_path, torch.zeros(1, 1, 28, 28))
+    padded, half = 4 * 4 * 30 * 30, 4 * 4 * 16 * 16
+    assert 2 * padded <= written.arena_bytes <= 2 * padded + half  # of about 16 values
+
+
+def test_a_mean_for_another_number_of_channels_is_one_sentence(tmp_path):
+    model, shape = tied(Residual()), (1, 28, 28)
+    with pytest.raises(ConfigError, match=r"3 means .* for an input of 1 channel"):
+        export.c(None, ready(model, shape), tmp_path / "net", torch.zeros(1, *shape),
+                 as_bytes=export.Bytes([1, 2, 3], 5))  # fmt: skip
+    assert not (tmp_path / "net").exists()
 
 
 @needs_gcc
@@ -270,7 +318,7 @@ def many_weights():
         (many_weights(), "'0' has 400 different weights, C takes at most 255"),
         (tied(nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.ReLU())), "'1' is a softmax before"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softplus()), "'1' is a Softplus"),
-        (nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2))), "'1' is a Unflatten"),
+        (nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Upsample(2)), "'1' is a Upsample"),
         (nn.Sequential(nn.Flatten()), "no layers"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from chromium import EXECUTABLE, Browser, Page, chromium
 from click.testing import CliRunner
 from torch import nn
+from unit.export.networks import ready, strangers
 
 import reefknot
 from reefknot import export
@@ -276,18 +277,208 @@ def test_ones_own_network_gives_what_torch_gives(browser: Browser, tmp_path: Pat
         assert page.said() == []
 
 
+STRANGERS = list(strangers())
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("model", "shape"), [s[1:] for s in STRANGERS], ids=[s[0] for s in STRANGERS]
+)
+def test_a_network_with_branches_gives_what_torch_gives(
+    browser: Browser, tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    out, state = tmp_path / "own.html", tied(ready(model, shape))
+    mean, deviation = [0.5, 0.25, 0.4][: shape[0]], [0.2, 0.25, 0.3][: shape[0]]
+    pixels = export.Pixels(mean, deviation, 1.0)
+    export.html(state, model, out, torch.zeros(1, *shape), pixels=pixels)
+    reefknot.save(state, tmp_path / "own.reef")
+    model.load_state_dict(reefknot.load(tmp_path / "own.reef"))
+    images = torch.rand(3, *shape)
+    each = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (mean, deviation))
+    with torch.no_grad():
+        wanted = model((images - next(each)) / next(each))
+    with browser.page(out) as page:
+        found = torch.from_numpy(outputs(opened(page), images.numpy()))
+        assert page.said() == []
+    if model(images).exp().sum(1).allclose(torch.ones(3)):  # a page leaves out a last softmax
+        found = found.log_softmax(1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+# -- images that are chosen --------------------------------------------------------------------
+
+
+def picture(page: Page, event: str, side: int = 16) -> None:
+    """An image, left half red, right half white, wider than high, that is pasted or dropped."""
+    page.run(f"""(async () => {{
+        const canvas = Object.assign(document.createElement('canvas'),
+            {{ width: {2 * side}, height: {side} }});
+        const context = canvas.getContext('2d');
+        context.fillStyle = '#f00';
+        context.fillRect(0, 0, {side}, {side});
+        context.fillStyle = '#fff';
+        context.fillRect({side}, 0, {side}, {side});
+        const blob = await new Promise(done => canvas.toBlob(done));
+        const data = new DataTransfer();
+        data.items.add(new File([blob], 'a.png', {{ type: 'image/png' }}));
+        document.body.dispatchEvent({event});
+    }})()""")
+    page.wait_until("document.querySelector('#answer').textContent !== '?'")
+
+
+PASTED = "new ClipboardEvent('paste', { clipboardData: data, bubbles: true })"
+DROPPED = "new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true })"
+ANIMALS = ["cat", "a < b", "a dog with a rather long name"]
+
+
+class Sums(nn.Module):
+    """One output for each third of the input: its sum."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, 3, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(3).repeat_interleave(-(-inputs // 3), 1)[:, :inputs])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.flatten(x, 1))
+
+
+def page_of(model: nn.Module, out: Path, *shape: int, labels: list[str]) -> None:
+    example, pixels = torch.zeros(1, *shape), export.Pixels(0.0, 1.0, 1.0)
+    export.html(tied(model), model, out, example, pixels=pixels, labels=labels, title="sums")
+
+
+def shown_bars(page: Page) -> dict[str, str]:
+    texts = page.run(
+        "[...document.querySelectorAll('#bars b, #bars span')].map(e => e.textContent)"
+    )
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+@needs_chromium
+@pytest.mark.parametrize("event", [PASTED, DROPPED], ids=["pasted", "dropped"])
+def test_an_image_in_colour_is_read_channel_by_channel(
+    browser: Browser, tmp_path: Path, event: str
+) -> None:
+    """Of 16 by 8 pixels the middle is read: 8 by 8, half of them red (1, 0, 0), half white."""
+    page_of(Sums(3 * 8 * 8), tmp_path / "page.html", 3, 8, 8, labels=ANIMALS)
+    with browser.page(tmp_path / "page.html") as page:
+        opened(page)
+        picture(page, event, side=8)
+        assert answer(page) == "cat"  # the channel red has 64, green and blue have 32
+        assert shown_bars(page) == {"cat": "100.0 %", ANIMALS[1]: "0.0 %", ANIMALS[2]: "0.0 %"}
+        page.run("[...document.querySelectorAll('button')].at(-1).focus()")
+        assert page.run("document.activeElement.textContent") == "Choose an image"
+        for width in (320, 390, 1400):
+            page.show(width=width)
+            assert page.run(CUT_OFF % width) == [], width
+        assert page.said() == []
+
+
+@needs_chromium
+def test_an_image_in_grey_can_be_inverted_and_cleared(browser: Browser, tmp_path: Path) -> None:
+    """Its brightness is 0.299 on the left and 1 on the right, in every line: 0.6495 on average."""
+    weight = torch.cat([torch.full((1, 64), 1 / 8), torch.zeros(2, 64)])
+    weight[1, :8] = 1 - 1 / 64
+    model = Sums(64)
+    model.layer.weight.data = weight  # the sum of the pixels / 8, of the first line, nothing
+    page_of(model, tmp_path / "page.html", 1, 8, 8, labels=ANIMALS)
+    with browser.page(tmp_path / "page.html") as page:
+        opened(page)
+        invert = "[...document.querySelectorAll('button')].at(-2)"
+        assert answer(page) == "?"
+        assert page.run(f"{invert}.textContent") == "Invert"
+        assert page.run(f"{invert}.checkVisibility()") is False
+        picture(page, PASTED, side=8)
+        plain = [8 * 0.6495, 8 * 0.6495 * (1 - 1 / 64), 0]
+        shares = torch.softmax(torch.tensor(plain), 0)
+        assert [*shown_bars(page).values()] == [f"{100 * share:.1f} %" for share in shares]
+        page.run(f"{invert}.click()")
+        inverted = torch.softmax(torch.tensor([8 * 0.3505, 8 * 0.3505 * (1 - 1 / 64), 0]), 0)
+        assert [*shown_bars(page).values()] == [f"{100 * share:.1f} %" for share in inverted]
+        page.run("document.querySelector('button').click()")
+        assert answer(page) == "?"
+        assert page.said() == []
+
+
+@needs_chromium
+def test_of_many_classes_the_ten_most_probable_are_shown(browser: Browser, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 25))
+    nn.init.zeros_(model[1].weight)
+    model[1].bias.data = torch.arange(25.0) / 2
+    page_of(model, tmp_path / "page.html", 3, 8, 8, labels=[f"class {k}" for k in range(25)])
+    with browser.page(tmp_path / "page.html") as page:
+        opened(page)
+        picture(page, DROPPED)
+        assert [*shown_bars(page)] == [f"class {k}" for k in range(24, 14, -1)]
+
+
+@needs_chromium
+def test_a_file_that_is_no_image_is_told(browser: Browser, tmp_path: Path) -> None:
+    page_of(Sums(192), tmp_path / "page.html", 3, 8, 8, labels=ANIMALS)
+    with browser.page(tmp_path / "page.html") as page:
+        opened(page)
+        page.run("""(() => { const data = new DataTransfer();
+            data.items.add(new File(['no image'], 'a.txt', { type: 'text/plain' }));
+            window.dispatchEvent(new DragEvent('drop', { dataTransfer: data })); })()""")
+        page.wait_until("document.querySelector('#hint').textContent.includes('cannot read')")
+        assert page.said() == []
+
+
+def test_colour_images_need_their_mean_and_deviation(tmp_path: Path) -> None:
+    model = Sums(192)
+    with pytest.raises(ConfigError, match="colour images of the network were normalised is not"):
+        export.html(tied(model), model, tmp_path / "page.html", torch.zeros(1, 3, 8, 8))
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--labels", "a,b"), "has 10 classes, and labels are one printable text for each"),
+        (("--labels", "nowhere.txt"), "--labels nowhere.txt: expected a text file with a label"),
+        (
+            ("--mean", "1,2", "--std", "3"),
+            "2 means and 1 deviations were given for an input of 1 channel",
+        ),
+        (("--mean", "x", "--std", "3"), "--mean x: expected a number, or one for each channel"),
+    ],
+)
+def test_wrong_labels_and_means_are_one_sentence(
+    tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    base = ["export", "html", str(LENET_5), "--model", "lenet-5-caffe"]
+    done = CliRunner().invoke(main, [*base, "--out", str(tmp_path / "page.html"), *words])
+    assert done.exit_code == 2
+    assert told in done.output
+    assert done.output.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_labels_are_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("".join(f"digit {k}\n" for k in range(10)))
+    pages = []
+    for labels in (str(tmp_path / "labels.txt"), ",".join(f"digit {k}" for k in range(10))):
+        out = tmp_path / "page.html"
+        words = ["export", "html", str(LENET_5), "--model", "lenet-5-caffe", "--out", str(out)]
+        assert CliRunner().invoke(main, [*words, "--labels", labels]).exit_code == 0
+        pages.append(out.read_bytes())
+    assert pages[0] == pages[1]
+
+
 # -- what cannot be done is one sentence, and nothing is written -------------------------------
 
 
 @pytest.mark.parametrize(
     ("layers", "shape", "words"),
     [
-        ([nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(3)], (1, 28, 28),
-         "a BatchNorm follows '0'"),
+        ([nn.Conv2d(1, 2, 3), nn.Upsample(2), nn.Flatten(), nn.LazyLinear(3)], (1, 28, 28),
+         "'1' is a Upsample"),
         ([nn.Flatten(), nn.LSTM(784, 3)], (1, 28, 28), "'1' is a LSTM"),
         ([nn.Flatten(), nn.Linear(784, 9), nn.Softmax(1), nn.Linear(9, 3)], (1, 28, 28),
          "'2' is a Softmax inside"),
-        ([nn.Conv2d(3, 2, 3), nn.Flatten(), nn.LazyLinear(3)], (3, 28, 28), r"shape \(3, 28, 28\)"),
+        ([nn.Conv2d(2, 2, 3), nn.Flatten(), nn.LazyLinear(3)], (2, 28, 28), r"shape \(2, 28, 28\)"),
         ([nn.Linear(100, 1)], (100,), r"gives outputs of shape \(1,\)"),
         ([nn.Linear(90, 2)], (90,), r"inputs of shape \(90,\)"),
     ],

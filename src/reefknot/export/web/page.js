@@ -1,18 +1,21 @@
 /**
- * The page: a pad to draw a digit on, the network that reads it, and the bytes that it is made of.
+ * The page: an image is drawn or chosen, the network reads it, and the bytes that it is made of are shown.
  *
  * Takes     `decode` of reef.js, and what `reefknot.export.html` puts in front: REEF (the bytes of the file), NETWORK (its
- *           layers, see `run`), PIXELS (width, mean, deviation, full ink), TEXTS (title, facts, footer).
- * Gives     a page that answers, and `reefknot(pixels)`, the outputs for pixels from 0 to 1.
+ *           operations, see `run`), VIEWS (name, result and planes of layers to show), LABELS (of classes, or none), PIXELS
+ *           (channels, height, width, means, deviations, full ink), TEXTS (title, facts, footer).
+ * Gives     a page that answers, and `reefknot(pixels)`, the outputs for pixels from 0 to 1, channel by channel.
  */
 
 const { abs, ceil, exp, floor, max, min, sqrt } = Math;
 const file = REEF;
 const tensors = decode(file);
-const values = {};
-for (const { name, bytes } of tensors) values[name] = new Float32Array(bytes.buffer);
-const [width, mean, deviation, full] = PIXELS;
-const [title, facts, pad, keys, answer, bars, layers, map, list, end] = document.querySelectorAll("[id]:not(main)");
+const found = {};
+for (const { name, bytes } of tensors) found[name] = bytes.buffer;
+const floats = (name) => found[name] && new Float32Array(found[name]);
+const [channels, height, width, means, deviations, full] = PIXELS;
+const size = height * width;
+const [title, facts, pad, hint, keys, answer, bars, layers, map, list, end] = document.querySelectorAll("[id]:not(main)");
 const add = (parent, kind, text = "") => {
   const element = document.createElement(kind);
   element.textContent = text;
@@ -32,43 +35,54 @@ const slide = (
   x,
   [name, factor, [inputs, height, width], [outputs, rows, columns], kernel = ONE, stride = ONE, groups = 1, padding = [0, 0], dilation = ONE],
 ) => {
-  const weight = values[name + ".weight"];
-  const bias = values[name + ".bias"];
+  const weight = floats(name + ".weight");
+  const bias = floats(name + ".bias");
   const per = inputs / groups;
-  return new Float32Array(outputs * rows * columns).map((_, at) => {
-    const column = at % columns;
-    const row = floor(at / columns) % rows;
-    const output = floor(at / columns / rows);
+  const area = rows * columns;
+  const out = new Float32Array(outputs * area);
+  for (let output = 0, place = 0; output < outputs; output++) {
     const first = floor((output * groups) / outputs) * per;
-    let place = output * per * kernel[0] * kernel[1];
-    let sum = factor < 0 ? -Infinity : bias ? bias[output] : 0;
+    out.fill(factor < 0 ? -Infinity : bias ? bias[output] : 0, output * area, (output + 1) * area);
     for (let input = first; input < first + per; input++)
       for (let i = 0; i < kernel[0]; i++)
         for (let j = 0; j < kernel[1]; j++) {
           const k = weight ? weight[place++] : factor;
           if (!k) continue;
-          const r = row * stride[0] + i * dilation[0] - padding[0];
-          const c = column * stride[1] + j * dilation[1] - padding[1];
-          if (r < 0 || c < 0 || r >= height || c >= width) continue;
-          const value = x[(input * height + r) * width + c];
-          sum = factor < 0 ? max(sum, value) : sum + k * value;
+          for (let row = 0; row < rows; row++) {
+            const r = row * stride[0] + i * dilation[0] - padding[0];
+            if (r < 0 || r >= height) continue;
+            let at = output * area + row * columns;
+            const end = at + columns;
+            for (let c = j * dilation[1] - padding[1]; at < end; at++, c += stride[1]) {
+              if (c < 0 || c >= width) continue;
+              const value = x[(input * height + r) * width + c];
+              out[at] = factor < 0 ? max(out[at], value) : out[at] + k * value;
+            }
+          }
         }
-    return sum;
-  });
+  }
+  return out;
 };
 
-/** The pixels, and what each layer gives; a layer is a function of every element, or what `slide` takes. */
+/** The input, and what each operation gives: it is what `slide` takes, or a function of the result before, and of all. */
 const run = (pixels) => {
-  let x = pixels.map((pixel) => (pixel * full - mean) / deviation);
-  return [pixels, ...NETWORK.map((layer) => (x = layer.map ? slide(x, layer) : x.map(layer)))];
+  let x = pixels.map((pixel, i) => {
+    const channel = floor(i / size);
+    return (pixel * full - means[channel % means.length]) / deviations[channel % deviations.length];
+  });
+  const results = [x];
+  for (const layer of NETWORK) results.push((x = layer.map ? slide(x, layer) : layer(x, results, floats)));
+  return results;
 };
 
 window.reefknot = (pixels) => [...run(Float32Array.from(pixels)).at(-1)];
 
-// ---- the drawing ----
+// ---- the drawing, or an image ----
 
 let strokes = []; // lists of points between 0 and 1
 let isExample; // a stroke begins anew
+let picture; // an image that was chosen
+let isInverted;
 
 /** Draw the strokes as smooth lines, under a scale and a shift. */
 const trace = (context, scale, x, y, pen) => {
@@ -90,24 +104,26 @@ const trace = (context, scale, x, y, pen) => {
 };
 
 const small = document.createElement("canvas");
-small.width = small.height = width;
+small.width = width;
+small.height = height;
 const ink = small.getContext("2d", { willReadFrequently: true });
 
 /** The drawing as MNIST has its digits: 20 of 28 pixels high or wide, its center of mass in the middle. */
-const pixelsOf = () => {
-  const pixels = new Float32Array(width * width);
+const drawn = () => {
+  const pixels = new Float32Array(size);
   const points = strokes.flat();
   const [[left, top], [right, bottom]] = [min, max].map((f) => [0, 1].map((k) => f(...points.map((point) => point[k]))));
-  const pen = width / 11;
-  const scale = ((width * 20) / 28 - pen) / max(right - left, bottom - top, 0.1);
+  const side = min(width, height);
+  const pen = side / 11;
+  const scale = ((side * 20) / 28 - pen) / max(right - left, bottom - top, 0.1);
   let x = (width - (left + right) * scale) / 2;
-  let y = (width - (top + bottom) * scale) / 2;
+  let y = (height - (top + bottom) * scale) / 2;
   for (let pass = points.length && 2; pass--; ) {
     let sum = 0;
     let across = 0;
     let down = 0;
     trace(ink, scale, x, y, pen);
-    ink.getImageData(0, 0, width, width).data.map((level, i) => {
+    ink.getImageData(0, 0, width, height).data.map((level, i) => {
       if (i % 4 < 3) return;
       const place = i >> 2;
       pixels[place] = level / 255;
@@ -116,9 +132,47 @@ const pixelsOf = () => {
       down += level * (floor(place / width) + 0.5);
     });
     x += width / 2 - across / sum;
-    y += width / 2 - down / sum;
+    y += height / 2 - down / sum;
   }
   return pixels;
+};
+
+/** The middle of the image that was chosen, on white, channel by channel; with one channel, its brightness. */
+const chosen = () => {
+  const scale = max(width / picture.width, height / picture.height);
+  const sizes = [picture.width * scale, picture.height * scale];
+  ink.fillStyle = "#fff";
+  ink.fillRect(0, 0, width, height);
+  ink.imageSmoothingQuality = "high";
+  ink.drawImage(picture, (width - sizes[0]) / 2, (height - sizes[1]) / 2, ...sizes);
+  const { data } = ink.getImageData(0, 0, width, height);
+  return new Float32Array(channels * size).map((_, i) => {
+    const [red, green, blue] = data.subarray((i % size) * 4);
+    const level = (channels > 1 ? [red, green, blue][floor(i / size)] : 0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+    return isInverted ? 1 - level : level;
+  });
+};
+
+/** Pixels as they are, on the pad. */
+const paint = (pixels, context) => {
+  const image = ink.createImageData(width, height);
+  image.data.forEach((_, i) => (image.data[i] = i % 4 > 2 ? 255 : 255 * pixels[((i % 4) % channels) * size + (i >> 2)]));
+  ink.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = 0;
+  context.drawImage(small, 0, 0, pad.width, pad.height);
+};
+
+const choose = async (blob) => {
+  if (!blob) return;
+  try {
+    picture = await createImageBitmap(blob);
+    strokes = [];
+    isInverted = 0;
+    hint.textContent = HINT;
+  } catch {
+    hint.textContent = "This browser cannot read that file as an image.";
+  }
+  show();
 };
 
 // Digits to begin with, from 0 on: points on a grid of ten by ten, with a space between strokes.
@@ -128,6 +182,7 @@ const EXAMPLES =
 const example = (digit) => {
   strokes = digit < 10 ? EXAMPLES[digit].split(" ").map((stroke) => stroke.match(/../g).map(([x, y]) => [x / 10, y / 10])) : [];
   isExample = 1;
+  picture = isInverted = 0;
   show();
 };
 
@@ -142,7 +197,7 @@ const view = (caption, planes, rows, columns, index) => {
   const across = min(planes.length, ceil(sqrt((planes.length * rows * 2) / columns)));
   canvas.width = across * (columns + 1) - 1;
   canvas.height = ceil(planes.length / across) * (rows + 1) - 1;
-  canvas.style.width = canvas.width * (rows > 1 ? 4 : 8) + "px";
+  canvas.style.width = canvas.width * (rows < 2 ? 8 : VIEWS[6] ? 2 : 4) + "px";
   add(figure, "figcaption", caption);
   const context = canvas.getContext("2d");
   views.push((results) => {
@@ -161,38 +216,74 @@ const view = (caption, planes, rows, columns, index) => {
   });
 };
 
-const nothing = run(new Float32Array(width * width));
+const nothing = run(new Float32Array(channels * size));
 const classes = nothing.at(-1).length;
-view("the drawing", [0], width, width, 0);
-NETWORK.map((layer, i) => {
-  const weight = values[layer[0] + ".weight"];
-  if (!weight || i > NETWORK.length - 2) return;
-  const [planes, rows, columns] = layer[3];
+const isDrawn = channels < 2;
+const isDigits = isDrawn && classes == 10 && !LABELS[0];
+const rows = min(classes, classes > 20 ? 10 : 20); // of many classes, the most probable
+if (isDrawn) view("the drawing", [0], height, width, 0);
+for (const [name, result, planes, rows, columns] of VIEWS) {
+  const weight = floats(name + ".weight");
   const inputs = weight.length / planes;
   const alive = [...Array(planes).keys()].filter((k) => weight.subarray(k * inputs, (k + 1) * inputs).some((w) => w));
-  const last = NETWORK[i + 1].map ? i + 1 : i + 2; // with the activation that follows
-  view(`${layer[0]}: ${alive.length} of ${planes} units left`, alive, rows, columns, last);
-});
+  view(`${name}: ${alive.length} of ${planes} units left`, alive, rows, columns, result);
+}
 
-for (let k = 0; k < classes; k++) ["b", "i", "span"].map((kind) => add(bars, kind, kind == "b" ? k : ""));
+for (let k = 0; k < rows; k++) ["b", "i", "span"].map((kind) => add(bars, kind));
+if (LABELS[0]) answer.style.fontSize = "2.5rem";
 
 const show = () => {
-  const results = run(pixelsOf());
+  const pixels = picture ? chosen() : isDrawn ? drawn() : new Float32Array(channels * size);
+  const results = run(pixels);
   const outputs = [...results.at(-1)];
   const most = max(...outputs);
   const powers = outputs.map((output) => exp(output - most));
-  const isEmpty = !strokes[0];
-  trace(pad.getContext("2d"), 560, 0, 0, 44);
-  answer.textContent = isEmpty ? "?" : outputs.indexOf(most);
-  powers.map((power, k) => {
-    const share = (100 * power) / powers.reduce((a, b) => a + b);
-    bars.children[3 * k + 1].style.setProperty("--share", isEmpty ? 0 : share + "%");
-    bars.children[3 * k + 2].textContent = isEmpty ? "" : share.toFixed(1) + " %";
-  });
+  const isEmpty = !strokes[0] && !picture;
+  const context = pad.getContext("2d");
+  trace(context, 560, 0, 0, 44);
+  if (picture) paint(pixels, context);
+  invert.hidden = !picture || !isDrawn;
+  answer.textContent = isEmpty ? "?" : nameOf(outputs.indexOf(most));
+  const sum = powers.reduce((a, b) => a + b);
+  const order = [...powers.keys()];
+  if (classes > 20) order.sort((a, b) => powers[b] - powers[a]);
+  for (let k = 0; k < rows; k++) {
+    const share = (100 * powers[order[k]]) / sum;
+    const [label, bar, text] = [0, 1, 2].map((i) => bars.children[3 * k + i]);
+    label.textContent = isEmpty && classes > 20 ? "" : nameOf(order[k]);
+    bar.style.setProperty("--share", isEmpty ? 0 : share + "%");
+    text.textContent = isEmpty ? "" : share.toFixed(1) + " %";
+  }
   views.map((draw) => draw(results));
 };
 
-for (const key of [..."0123456789", "Clear"]) add(keys, "button", key).onclick = () => example(key);
+const nameOf = (k) => LABELS[k] ?? k;
+const HINT = isDigits ? "Draw a digit, or choose one:" : (isDrawn ? "Draw, choose" : "Choose") + ", paste or drop an image:";
+hint.textContent = HINT;
+pad.height = (560 * height) / width;
+
+const input = document.createElement("input");
+input.type = "file";
+input.accept = "image/*";
+input.onchange = () => choose(input.files[0]);
+if (isDigits) for (const key of "0123456789") add(keys, "button", key).onclick = () => example(key);
+if (isDrawn) add(keys, "button", "Clear").onclick = () => example(10);
+const invert = add(keys, "button", "Invert");
+invert.onclick = () => {
+  isInverted = !isInverted;
+  show();
+};
+add(keys, "button", "Choose an image").onclick = () => input.click();
+if (!isDrawn) {
+  pad.onclick = () => input.click();
+  pad.style.cursor = "pointer";
+}
+document.onpaste = ({ clipboardData }) => choose(clipboardData.files[0]);
+window.ondragover = (event) => event.preventDefault();
+window.ondrop = (event) => {
+  event.preventDefault();
+  choose(event.dataTransfer.files[0]);
+};
 
 let isDue; // once a frame is enough
 const point = ({ offsetX, offsetY }) => {
@@ -203,9 +294,10 @@ const point = ({ offsetX, offsetY }) => {
   });
 };
 pad.onpointerdown = (event) => {
+  if (!isDrawn) return;
   pad.setPointerCapture(event.pointerId);
-  if (isExample) strokes = [];
-  isExample = 0;
+  if (isExample || picture) strokes = [];
+  isExample = picture = 0;
   strokes.push([]);
   point(event);
 };
@@ -213,7 +305,7 @@ pad.onpointermove = (event) => {
   if (pad.hasPointerCapture(event.pointerId)) point(event);
 };
 window.onkeydown = ({ key }) => {
-  if (key in EXAMPLES) example(key);
+  if (isDigits && key in EXAMPLES) example(key);
 };
 
 // ---- the bytes ----
@@ -222,10 +314,17 @@ const columns = ceil(sqrt(file.length * 4));
 const bytes = map.getContext("2d");
 map.width = columns;
 map.height = ceil(file.length / columns);
-const parts = tensors.filter(({ start }, i) => !i || start >= tensors[i - 1].end);
+let parts = tensors.filter(({ start }, i) => !i || start >= tensors[i - 1].end);
 parts.unshift({ name: "header", start: 0, end: parts[0].start });
 parts.at(-1).end = file.length - 4;
 parts.push({ name: "checksum", start: file.length - 4, end: file.length });
+if (parts[24])
+  parts = parts.reduce((layers, { name, start, end }) => {
+    const layer = name.replace(/\.[^.]*$/, ""); // the tensors of a layer together
+    if (layers.at(-1)?.name == layer) layers.at(-1).end = end;
+    else layers.push({ name: layer, start, end });
+    return layers;
+  }, []);
 parts.filter(({ start, end }) => end > start).map(({ name, start, end }, k) => {
   const hue = k * 25 + 190;
   const colour = (byte) => `hsl(${hue} 35% ${35 + byte / 6}%)`;
@@ -238,4 +337,4 @@ parts.filter(({ start, end }) => end > start).map(({ name, start, end }, k) => {
   }
 });
 
-example(3);
+example(isDigits ? 3 : 10);
