@@ -84,13 +84,15 @@ class Letters(nn.Module):
 def gru(_):
     torch.manual_seed(0)
     letters = torch.tensor(list(words().encode("ascii", "replace")))
+    training, tests = letters[: 9 * len(letters) // 10], letters[9 * len(letters) // 10 :]
 
-    def batch(begin=0, end=400_000, count=32):
-        rows = torch.stack([letters[n : n + 65] for n in torch.randint(begin, end, (count,))])
+    def batch(text=training, count=32):
+        places = torch.randint(len(text) - 65, (count,))
+        rows = torch.stack([text[n : n + 65] for n in places])
         return rows[:, :-1], rows[:, 1:]
 
     model = trained(Letters(), batch, 400)
-    return model, [(batch(410_000, 500_000, 64)[0],)], None
+    return model, [(batch(tests, 64)[0],)], None
 
 
 STRANGERS = {"residual CNN": residual_cnn, "GRU": gru}

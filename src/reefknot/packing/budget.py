@@ -1,6 +1,6 @@
 """One budget for a whole checkpoint: steps for all tensors, so that a bit is worth the same in all.
 
-Takes     tensors, and a size, bits per weight, or a relative error of the weights.
+Takes     tensors, and a size, bits per weight, or a relative error that no row exceeds.
 Gives     a `BudgetPlan`, which ties each tensor when asked, as `clustering.Plan` does.
 Unaware   of files; their size is passed to it.
 
@@ -8,8 +8,9 @@ Without inputs it is unknown what a tensor's error does to the outputs. The assu
 same relative error does the same harm in every row of a tensor, and in every tensor. So the steps
 of rows are relative to their size, and `error² / number of elements` is equal over tensors, which
 is when a bit is worth the same in all of them. Embedding tables, of which an input reads a few
-rows, may be coarser; position embeddings, which every input reads, are finer, and so is an output
-layer, after which no layer is left to average errors out.
+rows, may be coarser; position embeddings, which every input reads, are finer. So is an output
+layer, after which no layer is left to average errors out, and an input layer, since what it reads
+may range over decades, from silence to noise.
 
 All steps follow from one number, a bound: no row of any tensor has a larger relative error.
 """
@@ -39,18 +40,20 @@ from reefknot.packing.quantizer import (
 from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
 from reefknot.tensorfile import FoundTensor
 
-# Factors on squared error: of embeddings, of position embeddings, of output layers.
-COARSER_TABLE, FINER_TABLE, FINER_OUTPUTS = 2.0, 0.5, 0.125
+# Factors on squared error: of embeddings, of position embeddings, of output and input layers.
+COARSER_TABLE, FINER_TABLE, FINER_OUTPUTS, FINER_INPUTS = 2.0, 0.5, 1 / 8, 1 / 32
+FEW_CHANNELS = 4  # that a convolution reads which is an input layer, or depthwise
 MANY_ROWS = 4096  # an embedding table has at least so many
 STEPS = FINEST * 2.0 ** np.array([0, 2, 4, *np.arange(5, 11.01, 0.25)])
 MIN_SIZE = 256  # less than with clusters: a small tensor gets a fine step
 SLACK = 1.15  # a row may have so many times the error that its tensor is meant to have
-LEAST, EVERYTHING = 2.0**-30, 64.0  # bounds: with the last one everything is zero
+LEAST, EVERYTHING = 2.0**-30, 2.0**30  # bounds: with the last one everything is zero
 # For rows that share a step: by a little more than needed, at most by so much, and the last one.
 FINER, FINER_AT_ONCE, FINEST_OF_ALL = 0.99, 0.25, 2.0**-12
 BOOK_BYTES = 1.5  # that a value of a codebook takes in a file, about
 _POSITIONS = re.compile(r"(^|[._])(wpe|pos|pos_?emb\w*|\w*position\w*|places)([._]|$)", re.I)
 _LOOK_UP = re.compile(r"embed|(^|[._])(wte|tok|tokens?|emb|vocab)([._]|$)", re.I)
+_INPUTS = re.compile(r"(^|[._])(weight_ih_l0(_reverse)?$|stem[._]|patch_embed)", re.I)
 _OUTPUTS = re.compile(r"(^|\.)(classifier|logits|\w*head)\.weight$|^(model\.)?fc\.weight$")
 
 
@@ -126,6 +129,8 @@ def share_of(name: str, shape: tuple[int, ...]) -> float:
         return share * FINER_TABLE
     if _OUTPUTS.search(name):
         return share * FINER_OUTPUTS
+    if _INPUTS.search(name) or (len(shape) > 2 and shape[1] <= FEW_CHANNELS):
+        return share * FINER_INPUTS
     is_table = len(shape) == 2 and shape[0] >= MANY_ROWS and _LOOK_UP.search(name)
     return share * (COARSER_TABLE if is_table else 1.0)
 

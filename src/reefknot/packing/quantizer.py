@@ -38,7 +38,7 @@ BINS_PER_STEP = 64
 # bytes of the units count for more.
 UNIT_BITS, WIDE, NARROW_UNIT_BITS = 3, 64, 2
 STEP_BITS = 8  # significant bits of the step that the units multiply
-MOST = 2**15 - 1  # the largest multiple of a row's step
+MOST = 2**15 - 2  # the largest multiple of a row's step
 ROUNDS = 4  # of assigning and counting
 
 
@@ -222,11 +222,16 @@ def quantize_by_row(
             above.append(rows[~(lost <= most**2 * np.square(part).sum(1))])
         left, first = np.concatenate(above), False  # the nearest multiples from here on
         units[left] = _next_below(units[left], _unit_bits(matrix.shape[1]))
-    scales = Scales(dtype, (base * units).astype("<f4"), matrix.shape[1])
-    if not np.isfinite(scales.values).all():
+    # A row of zeros has the scale of the row before it, which is the cheapest; equal ones are one.
+    last = np.maximum.accumulate(np.where(integers.any(1), np.arange(len(units)), 0))
+    found, run = (base * units[last]).astype("<f4"), matrix.shape[1]
+    if (found == found[0]).all():
+        found, run = found[:1], values.size
+    if not np.isfinite(found).all():
         return None
-    small = int(np.abs(integers).max()) < 128
-    return (integers.astype(np.int8) if small else integers).reshape(values.shape), scales
+    if int(np.abs(integers).max()) < 128:
+        integers = integers.astype(np.int8)
+    return integers.reshape(values.shape), Scales(dtype, found, run)
 
 
 def _balance(chosen: np.ndarray, exact: np.ndarray) -> None:
