@@ -37,7 +37,7 @@ from reefknot.packing.quantizer import (
     quantize_by_row,
     units_of_rows,
 )
-from reefknot.state import Codebook, KeptTensor, TiedTensor, occurrences
+from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor, occurrences
 from reefknot.tensorfile import FoundTensor
 
 # Factors on squared error: of embeddings, of position embeddings, of output and input layers.
@@ -211,10 +211,10 @@ class BudgetPlan:
         if found is None:
             return None
         integers, scales = found
+        tensor = TiedTensor(name, *self._book_of(integers), scales)
+        stored = TiedState(tuple(self.codebooks), (tensor,)).values(tensor)
         done = f"integers and {len(scales.values):,} scales"
-        stored = scales.elements(integers).reshape(values.shape)
-        change = change_of(name, done, values, stored, dtype)
-        return TiedTensor(name, *self._book_of(integers), scales), change
+        return tensor, change_of(name, done, values, stored, dtype)
 
     def _as_a_whole(
         self, name: str, dtype: DType, values: np.ndarray, curve: Curve
