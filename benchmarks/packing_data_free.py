@@ -2,20 +2,19 @@
 
     python benchmarks/packing_data_free.py FOLDER [--only NAME ...] [--json FILE]
 
-FOLDER holds the wheels; `shipped.py` says which. Two small networks are trained here, for a minute. For each width
+FOLDER holds the wheels; `shipped.py` says which, and that espeak-ng is needed. Two small networks are trained here, for a minute. For each width
 of the integers: their bytes and the change of the outputs, and the same of `reefknot.pack(..., size=...)` in at most
 these bytes. Then `--error`, a bound for every row of every tensor, at four values. Changes are relative errors of all
 outputs together. Networks that the JSON file has already are not measured again.
 """
 
 import argparse
-import copy
 import json
 import tempfile
 from pathlib import Path
 
 import torch
-from packing_shipped import integers
+from packing_shipped import integers, loaded
 from shipped import NETWORKS, words
 from sklearn.datasets import load_digits
 from torch import nn
@@ -111,9 +110,7 @@ def measure(name, model, tests, path):
 
     def pack(way, **budget):
         packed = reefknot.pack(model, path, **budget)
-        again = copy.deepcopy(model)
-        again.load_state_dict(reefknot.load(path))
-        add(way, packed.file_bytes, again, **{"worst row": packed.worst_row})
+        add(way, packed.file_bytes, loaded(model, path), **{"worst row": packed.worst_row})
 
     for width in WIDTHS:
         size, other = integers(model, width)

@@ -13,11 +13,14 @@ from safetensors.numpy import save_file
 import reefknot
 from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
+from reefknot.format import decode, encode
 from reefknot.packing.budget import FINER_INPUTS, Budget, BudgetPlan, share_of
 from reefknot.packing.changes import change_of
 from reefknot.packing.clustering import Settings, found_of
 from reefknot.packing.pack import pack
 from reefknot.packing.quantizer import Histogram, Quantizer, quantize
+from reefknot.state import TiedState
+from reefknot.tensorfile import FoundTensor
 
 RNG = np.random.default_rng(0)
 GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
@@ -217,6 +220,33 @@ def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(nu
     assert np.isfinite(back).all()
     if step < 0.25:  # the nearest multiple, then the mean of those who chose it
         assert np.all(np.abs(back - values) <= 1.1 * step * histogram.rms + 1e-2 * np.abs(values))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=8, max_size=60),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from(["F32", "F16", "BF16", "F64"]),
+    st.floats(1e-4, 100),
+)
+def test_whatever_the_values_are_no_row_exceeds_the_bound_and_zeros_stay(numbers, rows, tag, error):
+    dtype = DTYPES[tag]
+    limit = {"F16": 6e4}.get(tag, 3e38)
+    numbers = np.array(numbers[: len(numbers) // rows * rows], np.float64).reshape(rows, -1)
+    stored = from_numbers(np.clip(numbers, -limit, limit), dtype)
+    plan = BudgetPlan.of(
+        Settings(min_size=0), [FoundTensor("w", dtype, stored.shape, lambda: stored)]
+    )
+    plan.at_error(error)
+    tensor, change = plan.tie("w", dtype, stored)
+    state = decode(encode(TiedState(tuple(plan.codebooks), (tensor,))), max_bytes=10**6)
+    before, after = (to_numbers(a, dtype) for a in (stored, state.values(state.tensors[0])))
+    assert np.isfinite(after).all() and not after[before == 0].any()
+    if stored.shape[1] >= 4:  # rows of fewer elements count as one
+        before, after = (a / (np.abs(before).max() or 1.0) for a in (before, after))
+        norms, lost = (np.linalg.norm(a, axis=1) for a in (before, after - before))
+        assert np.all(lost <= error * norms * (1 + 1e-6) + 1e-150)
+        assert change.worst_row <= error * (1 + 1e-9)
 
 
 def test_a_plan_gives_the_same_file_again(tmp_path, checkpoint):

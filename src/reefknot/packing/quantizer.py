@@ -201,8 +201,9 @@ def quantize_by_row(
     Rows whose relative error would be above `most` get smaller steps. None if integers of 16 bits
     are not enough for that.
     """
-    base = float(significant(np.array(step * histogram.rms), STEP_BITS))
-    quantizer = Quantizer.of(histogram, base / histogram.rms)
+    rms = histogram.rms or 1.0
+    base = float(significant(np.array(step * rms), STEP_BITS))
+    quantizer = Quantizer.of(histogram, base / rms)
     matrix = np.ascontiguousarray(values).reshape(len(units), -1)
     units, integers = units.copy(), np.zeros(matrix.shape, np.int16)
     left, at_once, first = np.arange(len(units)), max(CHUNK // matrix.shape[1], 1), True
@@ -217,14 +218,16 @@ def quantize_by_row(
             chosen = np.rint(chosen)
             _balance(chosen, part / scales)
             integers[rows] = chosen
-            stored = from_numbers(chosen * scales.astype("<f4").astype(np.float64), dtype)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # that has an error
+                stored = from_numbers(chosen * scales.astype("<f4").astype(np.float64), dtype)
             lost = np.square(to_numbers(stored, dtype) - part).sum(1)
             above.append(rows[~(lost <= most**2 * np.square(part).sum(1))])
         left, first = np.concatenate(above), False  # the nearest multiples from here on
         units[left] = _next_below(units[left], _unit_bits(matrix.shape[1]))
     # A row of zeros has the scale of the row before it, which is the cheapest; equal ones are one.
     last = np.maximum.accumulate(np.where(integers.any(1), np.arange(len(units)), 0))
-    found, run = (base * units[last]).astype("<f4"), matrix.shape[1]
+    with np.errstate(over="ignore", under="ignore"):
+        found, run = (base * units[last]).astype("<f4"), matrix.shape[1]
     if (found == found[0]).all():
         found, run = found[:1], values.size
     if not np.isfinite(found).all():
