@@ -18,7 +18,7 @@ All steps follow from one number, a bound: no row of any tensor has a larger rel
 import math
 import numbers
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -143,6 +143,7 @@ class BudgetPlan:
         self.codebooks: list[Codebook] = []
         self.error = 0.0  # relative, that no row exceeds
         self._curves: dict[str, Curve] = {}
+        self._largest_share = 0.0
 
     @classmethod
     def of(cls, settings: Settings, tensors: Iterable[FoundTensor]) -> "BudgetPlan":
@@ -152,16 +153,13 @@ class BudgetPlan:
             values = tensor.read()
             if not settings.why_kept(tensor.name, tensor.dtype, values):
                 plan._curves[tensor.name] = Curve.of(tensor.name, values, tensor.dtype)
+        plan._largest_share = max((c.share for c in plan._curves.values()), default=0.0)
         return plan
 
     @property
-    def changes_nothing(self) -> bool:
-        """Whether there is no tensor that may be changed."""
-        return not self._curves
-
-    def ties(self, name: str) -> bool:
-        """Whether a tensor is among those that are tied."""
-        return name in self._curves
+    def tied(self) -> Collection[str]:
+        """The names of the tensors that may be changed."""
+        return self._curves.keys()
 
     def at_error(self, error: float) -> None:
         """Start over with this bound."""
@@ -182,7 +180,7 @@ class BudgetPlan:
 
     def _bound(self, curve: Curve, error: float) -> float:
         """The relative error that no row of a tensor exceeds."""
-        return error * math.sqrt(curve.share / max(c.share for c in self._curves.values()))
+        return error * math.sqrt(curve.share / self._largest_share)
 
     def _step(self, curve: Curve, error: float) -> float:
         return curve.step_for((self._bound(curve, error) / SLACK) ** 2)

@@ -142,11 +142,11 @@ def within_budget(
     if limit is None:
         plan.at_error(budget.error or 0.0)
         return writer.write(file, plan)
-    if limit >= ALMOST_ALL * writer.total or plan.changes_nothing:
+    if limit >= ALMOST_ALL * writer.total or not plan.tied:
         lossless = writer.write(file, Plan.of(settings, writer.own))
         if lossless[1] <= limit:
             return lossless
-    overhead = float(sum(t.num_bytes for t in writer.own if not plan.ties(t.name)))
+    overhead = float(sum(t.num_bytes for t in writer.own if t.name not in plan.tied))
     best: tuple[int, float] = (-1, EVERYTHING)
     last = None
     for attempt in range(ATTEMPTS):
