@@ -3,9 +3,11 @@
     python benchmarks/packing_shipped.py FOLDER [--only NAME ...] [--without inputs|random] [--json FILE]
 
 FOLDER holds the wheels; `shipped.py` says which, and what the inputs are. Rows: `--clusters`, k-means with the
-same number of values for every tensor; 8-bit integers with a scale per row, under zstd -19; and one pass with random inputs or with unlabelled ones at one price of a bit (`reefknot.pack(...,
-example_input=...)` or `inputs=...` finds the price for a budget in several such passes). The change is the relative error of all outputs together, on inputs that
+same number of values for every tensor; 8-bit integers with a scale per row, under zstd -19; and one pass with random
+inputs or with unlabelled ones at one price of a bit (`reefknot.pack(..., example_input=...)` or `inputs=...` finds the
+price for a budget in several such passes). The change is the relative error of all outputs together, on inputs that
 packing has not seen. Rows are added to the JSON file one by one; those it has already are not measured again.
+`packing_data_free.py` measures budgets without inputs.
 """
 
 import argparse
