@@ -215,7 +215,7 @@ def packing_shipped(rows):
         own = [row for row in rows if row["network"] == network]
         curves = [
             sorted((row["change"], row["bytes"]) for row in own if row["way"].startswith(kind))
-            for kind in ("--bits", "random", "inputs")
+            for kind in ("random", "inputs")
         ]
         for row in own:
             if row["way"].startswith(("--clusters", "int8")):
@@ -228,7 +228,7 @@ def packing_shipped(rows):
                     *("" if size is None else f"{size:,.0f} ({size / row['bytes']:.2f})" for size in found),
                 ])  # fmt: skip
     titles = ["network", "way", "change of outputs", "bytes", "same error of each tensor"]
-    titles += ["no data", "random inputs", "inputs"]
+    titles += ["random inputs", "inputs"]
     gains = [row["dB"] for row in rows if row["way"] == "a step for each column"]
     least, most = min(gains), max(gains)
     return (
@@ -236,6 +236,37 @@ def packing_shipped(rows):
         + f"\n\nA step for each column instead of one per matrix would gain {least:.1f} to {most:.1f} dB with inputs, "
         f"which is {least / DB_PER_BIT:.2f} to {most / DB_PER_BIT:.2f} bits per weight, and cost the bytes of its scales."
     )
+
+
+def packing_data_free(rows):
+    """Beside integers of each width, what `pack` does in at most their bytes; then bounds for every row."""
+    cells, bounds = [], []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        own = {row["way"]: row for row in rows if row["network"] == network}
+        for way in ("int8", "int6", "int4"):
+            theirs, ours = own[way], own[f"size of {way}"]
+            cells.append([
+                network, way, *(f"{row['bytes']:,}" for row in (theirs, ours)),
+                *(f"{row['change']:.4f}" for row in (theirs, ours)), f"{ours['change'] / theirs['change']:.2f}",
+                *(f"{100 * row['worst row']:.1f}" for row in (theirs, ours)),
+            ])  # fmt: skip
+        found = [row for way, row in own.items() if way.startswith("--error")]
+        original = 4 * found[0]["weights"]
+        bounds.append([network, *(
+            f"{row['change']:.3f}, {row['cosine']:.4f}, {original / row['bytes']:.1f}x" for row in found
+        )])  # fmt: skip
+    titles = [
+        "network",
+        "integers",
+        "their bytes",
+        "ours",
+        "change of outputs, theirs",
+        "ours",
+        "ours / theirs",
+    ]
+    titles += ["worst row, %, theirs", "ours"]
+    ways = [f"`{way}`" for way in own if way.startswith("--error")]
+    return markdown(titles, cells) + "\n\n" + markdown(["network", *ways], bounds)
 
 
 DB_PER_BIT = 20 * math.log10(2)
@@ -374,6 +405,7 @@ def filled(text):
         ("packing_vgg", packing_vgg),
         ("packing_shipped", packing_shipped),
         ("packing_rows", packing_rows),
+        ("packing_data_free", packing_data_free),
         ("low_bit", low_bit),
         ("scaling", scaling),
         ("ddp", ddp),

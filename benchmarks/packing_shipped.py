@@ -3,10 +3,11 @@
     python benchmarks/packing_shipped.py FOLDER [--only NAME ...] [--without inputs|random] [--json FILE]
 
 FOLDER holds the wheels; `shipped.py` says which, and what the inputs are. Rows: `--clusters`, k-means with the
-same number of values for every tensor; 8-bit integers with a scale per row, under zstd -19; `--bits`, one budget
-without data; and one pass with random inputs or with unlabelled ones at one price of a bit (`reefknot.pack(...,
-example_input=...)` or `inputs=...` finds the price for a budget in several such passes). The change is the relative error of all outputs together, on inputs that
+same number of values for every tensor; 8-bit integers with a scale per row, under zstd -19; and one pass with random
+inputs or with unlabelled ones at one price of a bit (`reefknot.pack(..., example_input=...)` or `inputs=...` finds the
+price for a budget in several such passes). The change is the relative error of all outputs together, on inputs that
 packing has not seen. Rows are added to the JSON file one by one; those it has already are not measured again.
+`packing_data_free.py` measures budgets without inputs.
 """
 
 import argparse
@@ -34,7 +35,6 @@ from reefknot.packing.outputs import change_of_outputs
 from reefknot.packing.suspended import Network
 
 CLUSTERS = (16, 64, 256)
-BITS = (1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
 FIRST_PRICE, LEAST_PRICE, APART = 2.0**-24, 2.0**-45, 2.0**2
 
 
@@ -62,8 +62,8 @@ class Table:
         ]
 
 
-def integers(model):
-    """8-bit integers with a scale for each row; their size under zstd."""
+def integers(model, width=8):
+    """Integers of so many bits with a scale for each row; their size under zstd."""
     codes, rest, packed = [], [], copy.deepcopy(model)
     for value in packed.state_dict().values():
         if not value.is_floating_point():
@@ -72,13 +72,14 @@ def integers(model):
             rest.append(value.numpy())
             continue
         rows = value.flatten(1)
-        scale = rows.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(1e-12) / (2 ** (width - 1) - 1)
         code = (rows / scale).round()
         codes.append(code.to(torch.int8).numpy())
         rest.append(scale.numpy())
         value.copy_((code * scale).view_as(value))
     pack = zstandard.ZstdCompressor(19).compress
-    return sum(len(pack(b"".join(a.tobytes() for a in part))) for part in (codes, rest)), packed
+    size = sum(len(pack(b"".join(a.tobytes() for a in part))) for part in (codes, rest))
+    return size, packed
 
 
 def limit(model, values):
@@ -162,10 +163,6 @@ def measure(name, model, tests, inputs, without, table, path):
         table.add({"network": name, "way": way, "dB": column_steps(model, inputs)})
     if not table.has(name, "int8, zstd"):
         add("int8, zstd", *integers(model))
-    for bits in BITS:
-        if not table.has(name, way := f"--bits {bits}"):
-            size = reefknot.pack(model, path, bits=bits).file_bytes
-            add(way, size, loaded(model, path))
     others = table.changes(name, "--clusters") + table.changes(name, "int8")
     for kind, batches in (
         ("inputs", inputs),

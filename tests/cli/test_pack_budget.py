@@ -67,12 +67,15 @@ def test_sizes_are_written_as_people_write_them(tmp_path, weights, size, num_byt
 def test_the_table_tells_bits_and_errors_and_one_line_the_whole(tmp_path, weights):
     result = run("pack", weights, tmp_path / "m.reef", "--bits", 3)
     assert "bits per weight" in result.stdout and "the whole network" in result.stdout
+    assert "worst row" in " ".join(result.stdout.split())
     assert "kept exactly: too small" in result.stdout
     result = run("pack", weights, tmp_path / "m.reef", "-f", "--error", 0.1, "--json")
     found = json.loads(result.stdout)
-    assert 0.09 < found["relative_error"] <= 0.1
+    assert 0.09 < found["worst_row"] <= 0.1
+    assert 0.08 < found["relative_error"] <= found["worst_row"]
     assert found["outputs"] is None
     row = next(row for row in found["tensors"] if row["name"] == "a.weight")
+    assert row["worst_row"] == found["worst_row"]
     assert 3.0 < row["bits"] < 4.0  # 0.1 of a Gaussian is 3.32 bits at the limit, 3.58 in practice
 
 

@@ -9,6 +9,7 @@ import pytest
 import reefknot
 from reefknot.dtypes import DTYPES
 from reefknot.errors import ReefknotError
+from reefknot.format import open_state
 from reefknot.packing.changes import network_error
 from reefknot.packing.clustering import Counts, Plan, Settings, cluster
 from reefknot.state import KeptTensor, TiedTensor
@@ -267,3 +268,27 @@ def test_signalling_nan_is_kept_without_a_warning(clusters):
     weights = np.array([0x7F800001, 0x3F800000, 0] * 50, "<u4").view("<f4")
     state = cluster({"w": weights}, num_clusters=clusters, min_size=0)
     assert values(state)["w"].tobytes() == weights.tobytes()
+
+
+@pytest.mark.parametrize("way", ["network", "tensor", "lossless"])
+def test_small_tensors_of_known_values_are_stored_by_index(tmp_path, way):
+    # As after tying a network: biases are too small for a codebook, and have values of the weights.
+    random = np.random.default_rng(0)
+    centers = random.normal(size=32).astype("<f4")
+    tensors = {
+        "a.weight": centers[random.integers(0, 32, (100, 50))],
+        "a.bias": centers[random.integers(0, 32, 40)],
+        "kept.bias": centers[random.integers(0, 32, 40)],
+        "other.bias": np.append(centers[:39], np.float32(0.123)),
+        "counter": np.array(3),
+    }
+    if way == "lossless":
+        reefknot.pack(tensors, tmp_path / "m.reef", keep=["kept.*"])
+        state = open_state(tmp_path / "m.reef")
+    else:
+        state = cluster(tensors, num_clusters=64, scope=way, keep=["kept.*"])
+    tied = {tensor.name for tensor in state.tensors if isinstance(tensor, TiedTensor)}
+    assert tied == {"a.weight", "a.bias"}
+    assert {name: array.tobytes() for name, _, array in state.arrays()} == {
+        name: array.tobytes() for name, array in tensors.items()
+    }

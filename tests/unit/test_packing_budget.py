@@ -1,23 +1,30 @@
 """One budget for a whole checkpoint: the quantizer, its allocation, the size of the file."""
 
+import lzma
 import os
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from torch import nn
 
 import reefknot
 from reefknot.dtypes import DTYPES, from_numbers, to_numbers
 from reefknot.errors import ConfigError
-from reefknot.packing.budget import Budget, BudgetPlan, share_of
-from reefknot.packing.changes import change_of, network_error
+from reefknot.format import decode, encode
+from reefknot.packing.budget import FINER_INPUTS, Budget, BudgetPlan, share_of
+from reefknot.packing.changes import change_of
 from reefknot.packing.clustering import Settings, found_of
 from reefknot.packing.pack import pack
 from reefknot.packing.quantizer import Histogram, Quantizer, quantize
+from reefknot.state import TiedState
+from reefknot.tensorfile import FoundTensor
 
 RNG = np.random.default_rng(0)
 GAUSS = RNG.normal(0, 0.03, (400, 500)).astype("<f4")
@@ -62,9 +69,9 @@ def test_values_are_the_means_of_their_bins_and_zero_is_zero():
 def test_at_the_same_bytes_it_beats_k_means(tmp_path, checkpoint):
     path, _tensors = checkpoint
     clustered = pack(path, tmp_path / "k.reef", Settings(num_clusters=16))
-    packed = pack(path, tmp_path / "b.reef", budget=Budget(error=clustered.relative_error))
-    assert packed.relative_error <= clustered.relative_error
-    assert packed.file_bytes < 0.97 * clustered.file_bytes
+    packed = pack(path, tmp_path / "b.reef", budget=Budget(size=clustered.file_bytes))
+    assert packed.file_bytes <= clustered.file_bytes
+    assert packed.relative_error < 0.9 * clustered.relative_error
 
 
 @pytest.mark.parametrize("size", [40_000, 90_000, 200_000])
@@ -86,10 +93,112 @@ def test_bits_are_of_the_whole_file(tmp_path, checkpoint):
     assert 2.9 < packed.bits <= 3.0
 
 
+def row_errors(before, after):
+    """The relative error of each row, in float64."""
+    before, after = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (before, after))
+    return np.linalg.norm(after - before, axis=1) / np.linalg.norm(before, axis=1)
+
+
 @pytest.mark.parametrize("error", [0.01, 0.1, 0.4])
-def test_an_error_is_kept_and_used(tmp_path, checkpoint, error):
-    packed = pack(checkpoint[0], tmp_path / "m.reef", budget=Budget(error=error))
-    assert 0.95 * error < packed.relative_error <= error
+@pytest.mark.parametrize("tag", ["<f4", "<f2", "<f8"])
+def test_no_row_of_any_tensor_has_a_larger_error_than_asked(tmp_path, error, tag):
+    random = np.random.default_rng(3)
+    sizes = 2.0 ** random.uniform(-6, 4, 300)
+    tensors = {
+        "a.weight": (random.normal(size=(300, 200)) * sizes[:, None]).astype(tag),
+        "b.weight": random.laplace(0, 2, (40, 8, 3, 3)).astype(tag),
+        "c.weight": (random.normal(size=(64, 1, 3, 3)) * sizes[:64, None, None, None]).astype(tag),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    packed = pack(tmp_path / "m.safetensors", tmp_path / "m.reef", budget=Budget(error=error))
+    loaded = reefknot.load(tmp_path / "m.reef")
+    worst = {name: row_errors(t, loaded[name].numpy()).max() for name, t in tensors.items()}
+    assert max(worst.values()) <= error
+    if tag != "<f8":  # a type without scales has one step a tensor, or stays exact
+        assert 0.85 * error < max(worst.values())
+    assert packed.worst_row == pytest.approx(max(worst.values()), rel=1e-6)
+    for change in packed.changes:
+        assert change.worst_row == pytest.approx(worst[change.name], rel=1e-6)
+
+
+def test_rows_of_zeros_and_single_zeros_stay(tmp_path):
+    values = GAUSS[:50].copy()
+    values[3] = 0
+    values[np.random.default_rng(1).random(values.shape) < 0.7] = 0
+    reefknot.pack({"w": values}, tmp_path / "m.reef", bits=2)
+    loaded = reefknot.load(tmp_path / "m.reef")["w"].numpy()
+    assert not loaded[values == 0].any() and loaded.any()
+
+
+def test_small_rows_are_not_starved_by_large_ones(tmp_path):
+    # One step for all would leave nothing of the small rows; with a step each they cost the same.
+    values = GAUSS.copy()
+    reefknot.pack({"w": values}, tmp_path / "alike.reef", error=0.05)
+    values[::10] /= 1000
+    packed = reefknot.pack({"w": values}, tmp_path / "m.reef", error=0.05)
+    assert packed.worst_row <= 0.05
+    alike = (tmp_path / "alike.reef").stat().st_size
+    assert packed.file_bytes < 1.02 * alike
+
+
+def integers_of_rows(state, bits):
+    """What a simple script does: integers with a scale for each channel, compressed."""
+    codes, others, changed = [], [], {}
+    for name, value in state.items():
+        changed[name] = value
+        if value.dim() < 2:
+            others.append(value.numpy())
+            continue
+        scale = value.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+        code = (value / scale).round()
+        codes.append(code.to(torch.int8).numpy())
+        others.append(scale.numpy())
+        changed[name] = code * scale
+    parts = (b"".join(array.tobytes() for array in part) for part in (codes, others))
+    return sum(min(len(zlib.compress(p, 9)), len(lzma.compress(p))) for p in parts), changed
+
+
+@pytest.mark.parametrize("bits", [8, 6, 4])
+def test_a_network_is_changed_less_than_by_integers_in_as_many_bytes(tmp_path, bits):
+    # BatchNorm makes up for the size of a row, so small rows matter as much as large ones.
+    torch.manual_seed(0)
+    layers = nn.Linear(96, 256, bias=False), nn.BatchNorm1d(256, momentum=None), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Linear(256, 64, bias=False))
+    inputs = torch.randn(512, 96)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(256, 96) * torch.exp(1.5 * torch.randn(256, 1)))
+        model[3].weight.copy_(torch.randn(64, 256))
+        model(inputs)
+        expected = model.eval()(inputs)
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+
+        def change(of):
+            model.load_state_dict(of)
+            return float((model(inputs) - expected).norm() / expected.norm())
+
+        size, rival = integers_of_rows(state, bits)
+        packed = reefknot.pack(state, tmp_path / "m.reef", size=size)
+        assert packed.file_bytes <= size
+        assert change(reefknot.load(tmp_path / "m.reef")) < 0.9 * change(rival)
+
+
+def test_errors_of_a_row_nearly_sum_to_nothing(tmp_path):
+    # So that inputs with a common mean, as after a ReLU, are multiplied as before.
+    reefknot.pack({"w": GAUSS}, tmp_path / "m.reef", bits=4)
+    away = reefknot.load(tmp_path / "m.reef")["w"].numpy().astype(np.float64) - GAUSS
+    random = np.linalg.norm(away, axis=1)  # the size of a sum of errors that are independent
+    assert np.abs(away.sum(1)).max() < 0.2 * random.mean()
+
+
+@pytest.mark.parametrize("outlier", [1e3, 1e6])
+def test_a_row_with_one_huge_weight_keeps_the_bound_or_its_tensor_is_exact(tmp_path, outlier):
+    values = GAUSS.copy()
+    values[7, 9] = outlier
+    packed = reefknot.pack({"w": values}, tmp_path / "m.reef", error=1e-3)
+    loaded = reefknot.load(tmp_path / "m.reef")["w"].numpy()
+    assert row_errors(values, loaded).max() <= 1e-3
+    if packed.lossless:
+        assert np.array_equal(loaded, values)
 
 
 def test_what_fits_without_loss_is_not_changed(tmp_path, checkpoint):
@@ -132,6 +241,8 @@ def test_large_tensors_and_tables_may_be_coarser():
     assert share_of("embeddings.position_embeddings.weight", (5000, 100)) == plain / 2
     for outputs in ("classifier.weight", "model.lm_head.weight", "fc.weight"):
         assert share_of(outputs, (5000, 100)) == plain / 8
+    for inputs, shape in (("lstm.weight_ih_l0", (5000, 100)), ("conv.weight", (5000, 4, 25))):
+        assert share_of(inputs, shape) == plain * FINER_INPUTS < plain / 2
     for inside in ("classifier.0.weight", "layer1.fc.weight", "fc1.weight"):
         assert share_of(inside, (5000, 100)) == plain
 
@@ -154,6 +265,33 @@ def test_whatever_the_values_are_zeros_stay_and_the_error_is_that_of_the_step(nu
     assert np.isfinite(back).all()
     if step < 0.25:  # the nearest multiple, then the mean of those who chose it
         assert np.all(np.abs(back - values) <= 1.1 * step * histogram.rms + 1e-2 * np.abs(values))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=8, max_size=60),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from(["F32", "F16", "BF16", "F64"]),
+    st.floats(1e-4, 100),
+)
+def test_whatever_the_values_are_no_row_exceeds_the_bound_and_zeros_stay(numbers, rows, tag, error):
+    dtype = DTYPES[tag]
+    limit = {"F16": 6e4}.get(tag, 3e38)
+    numbers = np.array(numbers[: len(numbers) // rows * rows], np.float64).reshape(rows, -1)
+    stored = from_numbers(np.clip(numbers, -limit, limit), dtype)
+    plan = BudgetPlan.of(
+        Settings(min_size=0), [FoundTensor("w", dtype, stored.shape, lambda: stored)]
+    )
+    plan.at_error(error)
+    tensor, change = plan.tie("w", dtype, stored)
+    state = decode(encode(TiedState(tuple(plan.codebooks), (tensor,))), max_bytes=10**6)
+    before, after = (to_numbers(a, dtype) for a in (stored, state.values(state.tensors[0])))
+    assert np.isfinite(after).all() and not after[before == 0].any()
+    if stored.shape[1] >= 4:  # rows of fewer elements count as one
+        before, after = (a / (np.abs(before).max() or 1.0) for a in (before, after))
+        norms, lost = (np.linalg.norm(a, axis=1) for a in (before, after - before))
+        assert np.all(lost <= error * norms * (1 + 1e-6) + 1e-150)
+        assert change.worst_row <= error * (1 + 1e-9)
 
 
 def test_a_plan_gives_the_same_file_again(tmp_path, checkpoint):
@@ -186,11 +324,11 @@ def test_the_file_is_the_same_for_any_number_of_threads(tmp_path, checkpoint, bu
 def test_errors_of_tensors_follow_their_shares():
     found = found_of({"w": GAUSS, "v": GAUSS[:100, :125].copy()})
     plan = BudgetPlan.of(Settings(), found)
-    plan.at_level(plan.level_for_error(0.1))
+    plan.at_error(0.1)
     changes = [plan.tie(tensor.name, F32, tensor.read())[1] for tensor in found]
-    assert network_error(changes) == pytest.approx(0.1, rel=0.03)
+    assert 0.08 < changes[0].relative_error < 0.1
     ratio = (changes[0].relative_error / changes[1].relative_error) ** 2
-    assert ratio == pytest.approx(16**0.75, rel=0.1)
+    assert ratio == pytest.approx(16, rel=0.1)  # elements of w over those of v
 
 
 @pytest.mark.parametrize("step", [0.1, 1.0, 4.0])

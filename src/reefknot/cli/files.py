@@ -30,7 +30,11 @@ _MAX_BYTES = click.option(
 @click.argument("target", type=_EXISTING)
 @click.option("--size", metavar="BYTES", help="Size of the whole file, such as 900KB or 12MB.")
 @click.option("--bits", type=float, help="Size in bits per weight, everything counted.")
-@click.option("--error", type=float, help="Relative error of the weights; of outputs with inputs.")
+@click.option(
+    "--error",
+    type=float,
+    help="No row of weights changes by more, relatively; of outputs with inputs.",
+)
 @click.option("--model", "model_name", metavar="MODULE:FUNCTION", help="Makes the model of SOURCE.")
 @click.option(
     "--inputs", metavar="MODULE:FUNCTION", help="Gives batches of unlabelled inputs for --model."
@@ -114,6 +118,7 @@ def _show_packed(packed: Any, source: Path, target: Path, *, as_json: bool, in_s
         click.echo(json.dumps({
             "original_bytes": packed.original_bytes, "file_bytes": packed.file_bytes,
             "rate_file": packed.rate_file, "relative_error": packed.relative_error,
+            "worst_row": packed.worst_row,
             "warnings": packed.warnings, "metadata_left_out": packed.metadata_left_out,
             "outputs": packed.outputs and vars(packed.outputs), "tensors": rows,
         }))  # fmt: skip
@@ -199,17 +204,18 @@ def _changes(packed: Any) -> Any:
     from rich.text import Text
 
     budget = any(change.bits is not None for change in packed.changes)
-    titles = ["bits per weight"] * budget + ["relative L2 error", "largest error"]
+    titles = ["bits per weight"] * budget + ["relative L2 error", "its worst row", "largest error"]
     table = table_of("tensor", "what was done", *titles, text=2)
     for change in packed.changes:
-        errors = [f"{e:.3g}" for e in (change.relative_error, change.largest_error)]
+        found = change.relative_error, change.worst_row, change.largest_error
+        errors = [f"{error:.3g}" for error in found]
         bits = ["" if change.bits is None else f"{change.bits:.2f}"] * budget
         table.add_row(Text(in_a_row(change.name)), change.done, *bits, *errors)
     table.add_section()
     largest = max((change.largest_error for change in packed.changes), default=0.0)
     table.add_row(
         "the whole network", _sizes(packed), *[f"{packed.bits:.2f}"] * budget,
-        f"{packed.relative_error:.3g}", f"{largest:.3g}",
+        f"{packed.relative_error:.3g}", f"{packed.worst_row:.3g}", f"{largest:.3g}",
     )  # fmt: skip
     return table
 

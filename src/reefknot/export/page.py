@@ -101,7 +101,7 @@ def html(
     if data[3] != 0x01:
         raise ConfigError(
             f"{where} is of version {data[3]} of the format, with scales, which a page cannot "
-            "read; pack with --clusters or a budget"
+            "read; pack with --clusters, or with a budget and inputs"
         )
     program = program_of(*with_values(source, model, example_input))
     start = _start(program, state, pixels, labels)

@@ -14,6 +14,7 @@ import numpy as np
 from reefknot.dtypes import DType, to_numbers
 
 CHUNK = 1 << 20
+MIN_ROW = 4  # rows of fewer elements are taken together
 MUCH_ENERGY = 0.1  # of a tensor, the sum of its squares: losing more is worth a warning
 NOT_FINITE = "has values that are not finite"
 UNSEEN = ", without its inputs"  # at the end of what was done
@@ -27,6 +28,7 @@ class Change:
     done: str
     relative_error: float = 0.0  # L2 norm of the change over that of the tensor
     largest_error: float = 0.0
+    worst_row: float = 0.0  # relative error of the row that has the largest; see `num_rows`
     norm: float = 0.0  # L2 norm of the tensor, unless it was kept
     bits: float | None = None  # per weight, by the order-0 entropy of its values
 
@@ -79,29 +81,58 @@ def _listed(names: list[str]) -> str:
 
 def change_of(name: str, done: str, before: np.ndarray, after: np.ndarray, dtype: DType) -> Change:
     """What was done to a tensor, and the error, by its elements before and after."""
-    unit, lost, norm, largest = unit_of(before, dtype), 0.0, 0.0, 0.0
-    for (_, old), (_, new) in zip(parts_of(before, dtype), parts_of(after, dtype), strict=True):
+    unit, rows, largest = unit_of(before, dtype), num_rows(before.shape), 0.0
+    lost, norm = np.zeros(rows), np.zeros(rows)
+    for (at, old), (_, new) in zip(parts_of(before, dtype), parts_of(after, dtype), strict=True):
         old = old / unit
         away = np.abs(new / unit - old)
         # Not by BLAS, whose order of summation depends on the number of threads.
-        lost += float(np.square(away).sum())
-        norm += float(np.square(old).sum())
+        lost += sums_of_rows(np.square(away), at, before.size, rows)
+        norm += sums_of_rows(np.square(old), at, before.size, rows)
         largest = max(largest, float(away.max()))
     most = float(np.finfo(np.float64).max)
+    whole = float(norm.sum())
     return Change(
         name,
         done,
-        relative_error=(lost / norm) ** 0.5 if norm else 0.0,
+        relative_error=(float(lost.sum()) / whole) ** 0.5 if whole else 0.0,
         largest_error=min(largest * unit, most),
-        norm=min(norm**0.5 * unit, most),
+        worst_row=float((lost[norm > 0] / norm[norm > 0]).max(initial=0.0)) ** 0.5,
+        norm=min(whole**0.5 * unit, most),
     )
 
 
-def parts_of(values: np.ndarray, dtype: DType) -> Iterator[tuple[int, np.ndarray]]:
-    """The elements as float64, some at a time, each with the number of its first."""
+def num_rows(shape: tuple[int, ...]) -> int:
+    """The rows of a tensor: what its first dimension counts, in most layers the outputs.
+
+    A tensor of one dimension, or with rows of very few elements, counts as one row.
+    """
+    few = len(shape) < 2 or math.prod(shape[1:]) < MIN_ROW
+    return 1 if few else max(shape[0], 1)
+
+
+def sums_of_rows(numbers: np.ndarray, at: int, size: int, rows: int) -> np.ndarray:
+    """Sums over each row of the numbers of a tensor's elements, of which some are given, from `at`.
+
+    Rows of which nothing is given have 0.
+    """
+    places = np.arange(at, at + len(numbers)) // max(size // rows, 1)
+    return np.bincount(places, numbers, rows)
+
+
+def parts_of(
+    values: np.ndarray, dtype: DType, units: np.ndarray | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The elements as float64, some at a time, each with the number of its first.
+
+    With units, one for each row of the tensor, in these.
+    """
     flat = values.reshape(-1)
     for at in range(0, len(flat), CHUNK):
-        yield at, to_numbers(flat[at : at + CHUNK], dtype)
+        part = to_numbers(flat[at : at + CHUNK], dtype)
+        if units is not None:
+            part /= units[np.arange(at, at + len(part)) // (len(flat) // len(units))]
+        yield at, part
 
 
 def is_finite(values: np.ndarray, dtype: DType) -> bool:

@@ -203,7 +203,8 @@ class Plan:
             return self._tie_losslessly(name, dtype, values)
         reason = self.settings.why_kept(name, dtype, values)
         if reason:
-            return kept, Change(name, f"kept exactly: {reason}")
+            change = Change(name, f"kept exactly: {reason}")
+            return (None if self.settings.asks_for(name) else self._known(kept)) or kept, change
         if self.settings.scope == "network":
             number, limit = self._network.get(dtype.tag), self._threshold
         else:
@@ -214,6 +215,16 @@ class Plan:
         if number is None:
             return _only_pruned(name, dtype, values, limit)
         return _tied(name, dtype, values, limit, self.codebooks[number], number)
+
+    def _known(self, kept: KeptTensor) -> TiedTensor | None:
+        """The same elements by index, if a codebook has all of them and that is smaller."""
+        elements = as_bits(kept.data, kept.dtype)
+        for number, book in enumerate(self.codebooks):
+            if book.dtype == kept.dtype and _is_small(len(book), kept.dtype):
+                indices = _lookup(kept.data, book)
+                if np.array_equal(as_bits(book.values, book.dtype)[indices.ravel()], elements):
+                    return TiedTensor(kept.name, number, indices)
+        return None
 
     # -- lossless ---------------------------------------------------------------------------
 
@@ -231,6 +242,7 @@ class Plan:
 
     def _find_few(self, tensors: Iterable[FoundTensor]) -> None:
         shared: dict[str, list[tuple[set[int], list[str]]]] = {}
+        others: list[tuple[str, DType, set[int]]] = []
         for tensor in tensors:
             name, dtype = tensor.name, tensor.dtype
             if self.settings.asks_for(name) or dtype.tag == "C64":
@@ -245,6 +257,8 @@ class Plan:
                     dtype = DTYPES["I8" if low.integers.dtype == np.int8 else "I16"]
                     bits = set(np.unique(low.integers).view(f"<u{dtype.item_bytes}").tolist())
             if bits is None:
+                if elements.size <= FEW_VALUES:
+                    others.append((name, dtype, set(as_bits(elements, dtype).tolist())))
                 continue
             for values, names in shared.setdefault(dtype.tag, []):
                 # Share a codebook with tensors whose values are mostly the same.
@@ -255,6 +269,11 @@ class Plan:
                     break
             else:
                 shared[dtype.tag].append((set(bits), [name]))
+        for name, dtype, bits in others:  # too small for values of their own: those of larger ones?
+            for values, names in shared.get(dtype.tag, []):
+                if bits <= values and _is_small(len(values), dtype):
+                    names.append(name)
+                    break
         for dtype, groups in ((DTYPES[tag], groups) for tag, groups in shared.items()):
             for values, names in groups:
                 array = np.array(sorted(values), f"<u{dtype.item_bytes}").view(dtype.storage)
@@ -285,6 +304,11 @@ class Plan:
             return None
         self.codebooks.append(book)
         return len(self.codebooks) - 1
+
+
+def _is_small(num_values: int, dtype: DType) -> bool:
+    """Whether an index of so many values takes at most half of the bits of an element."""
+    return 0 < num_values <= 2 ** (4 * dtype.item_bytes)
 
 
 def few_values(values: np.ndarray, dtype: DType) -> set[int] | None:
@@ -437,5 +461,6 @@ def _lookup(values: np.ndarray, book: Codebook) -> np.ndarray:
     known = book.values.view(flat.dtype)  # ascending, see Plan
     result = np.empty(flat.size, np.uint8 if len(known) <= 256 else np.uint16)
     for at in range(0, len(flat), CHUNK):
-        result[at : at + CHUNK] = np.searchsorted(known, flat[at : at + CHUNK])
+        places = np.searchsorted(known, flat[at : at + CHUNK])
+        result[at : at + CHUNK] = np.minimum(places, len(known) - 1)  # what it does not hold
     return result.reshape(values.shape)

@@ -65,7 +65,8 @@ def pack(
         path: the file, which is replaced if it exists.
         size: bytes of the file.
         bits: the same as bits for each element, everything counted.
-        error: relative L2 error of the outputs with inputs, of the weights without.
+        error: relative L2 error: of the outputs with inputs; without, no row of a tensor (what its
+            first dimension counts: outputs of a layer, words of an embedding) has a larger one.
         inputs: batches as a DataLoader gives them, without labels: tensors, tuples that begin with
             what the model requires, or dicts of its arguments. Some hundred inputs are enough.
         example_input: one batch; without inputs, random ones like it take their place.

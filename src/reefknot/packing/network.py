@@ -315,6 +315,7 @@ def _joined(one: Change | None, other: Change) -> Change:
         other,
         relative_error=lost / norm,
         largest_error=max(one.largest_error, other.largest_error),
+        worst_row=max(one.worst_row, other.worst_row),
         norm=norm,
         bits=((one.bits or 0.0) + (other.bits or 0.0)) / 2,
     )

@@ -19,7 +19,7 @@ from reefknot.errors import ConfigError, ReefknotError
 from reefknot.files import check_place, check_target, writing_atomically
 from reefknot.format import MAX_BYTES, encode, open_state
 from reefknot.format.write import SOLID_ELEMENTS, Effort, IndexedWriter
-from reefknot.packing.budget import HIGHEST, Budget, BudgetPlan
+from reefknot.packing.budget import EVERYTHING, Budget, BudgetPlan
 from reefknot.packing.changes import Change, energy_lost, network_error, not_finite, unseen
 from reefknot.packing.clustering import Plan, Settings, Tensor, check_patterns
 from reefknot.progress import doing, each
@@ -75,6 +75,11 @@ class Packed:
     def relative_error(self) -> float:
         """The L2 norm of all changes over that of all tensors that were not kept."""
         return network_error(self.changes)
+
+    @property
+    def worst_row(self) -> float:
+        """The relative error of the row, in any tensor, that has the largest."""
+        return max((change.worst_row for change in self.changes), default=0.0)
 
     @property
     def warnings(self) -> list[str]:
@@ -135,29 +140,30 @@ def within_budget(
     plan = BudgetPlan.of(settings, writer.each("measuring"))
     limit = budget.bytes_for(writer.elements)
     if limit is None:
-        return _within_error(writer, file, plan, budget.error or 0.0)
-    if limit >= ALMOST_ALL * writer.total or plan.changes_nothing:
+        plan.at_error(budget.error or 0.0)
+        return writer.write(file, plan)
+    if limit >= ALMOST_ALL * writer.total or not plan.tied:
         lossless = writer.write(file, Plan.of(settings, writer.own))
         if lossless[1] <= limit:
             return lossless
-    overhead = float(sum(t.num_bytes for t in writer.own if not plan.ties(t.name)))
-    best: tuple[int, float] = (-1, HIGHEST)
+    overhead = float(sum(t.num_bytes for t in writer.own if t.name not in plan.tied))
+    best: tuple[int, float] = (-1, EVERYTHING)
     last = None
     for attempt in range(ATTEMPTS):
         # A little less with each attempt, so that the last ones fit.
         goal = limit * (1 - MARGIN * attempt) - overhead
-        plan.at_level(plan.level_for_bytes(goal) if goal > 0 else HIGHEST)
+        plan.at_error(plan.error_for_bytes(goal) if goal > 0 else EVERYTHING)
         with doing(pass_of(attempt, ATTEMPTS, last)):
             changes, size = writer.write(file, plan)
         last = size, size / limit
         if CLOSE * limit <= size <= limit:
             return changes, size
         if best[0] < size <= limit:
-            best = (size, plan.level)
-        if size > limit and plan.level == HIGHEST:
+            best = (size, plan.error)
+        if size > limit and plan.error == EVERYTHING:
             raise _too_few(limit, size)
-        overhead = size - plan.estimate(plan.level)  # what is kept, and what the coder saves
-    plan.at_level(best[1])
+        overhead = size - plan.estimate(plan.error)  # what is kept, and what the coder saves
+    plan.at_error(best[1])
     with doing("the best pass again"):
         return writer.write(file, plan)
 
@@ -177,7 +183,7 @@ def require_enough(
     if limit is None:
         return
     plan = BudgetPlan.of(settings, writer.each("measuring"))
-    plan.at_level(HIGHEST)
+    plan.at_error(EVERYTHING)
     _, size = writer.write(io.BytesIO(), plan)
     if size > limit:
         raise _too_few(limit, size)
@@ -189,24 +195,6 @@ def _too_few(limit: int, size: int) -> ConfigError:
         "biases, norms and other tensors that are kept exactly: allow more, or tie them too "
         "(min_size=0, --min-size 0)"
     )
-
-
-def _within_error(
-    writer: "Writer", file: BinaryIO, plan: BudgetPlan, limit: float
-) -> tuple[list[Change], int]:
-    goal, last = limit, None
-    for attempt in range(ATTEMPTS):
-        plan.at_level(plan.level_for_error(goal))
-        with doing(pass_of(attempt, ATTEMPTS, last)):
-            changes, size = writer.write(file, plan)
-        found = network_error(changes)
-        last = size, found / limit
-        if CLOSE * limit <= found <= limit:
-            break
-        goal *= limit / found * (1 - MARGIN) if found else 1.0
-        if goal >= 1:
-            break
-    return changes, size
 
 
 class Writer:

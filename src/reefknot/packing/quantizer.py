@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reefknot.bits import entropy
-from reefknot.dtypes import DType, from_numbers, is_zero, significant
-from reefknot.packing.changes import CHUNK, as_bits, parts_of, unit_of
+from reefknot.dtypes import DType, from_numbers, is_zero, significant, to_numbers
+from reefknot.packing.changes import CHUNK, as_bits, num_rows, parts_of, sums_of_rows, unit_of
+from reefknot.scales import SCALED, Scales
 from reefknot.state import Codebook, occurrences
 
 BIT_WORTH = math.log(2) / 6  # of a bit, in squared steps
@@ -33,6 +34,11 @@ BINS_PER_RMS = 512
 DENSE_RMS = 64  # up to here every bin has a counter; the few values beyond are sorted
 COARSE = 1 / 4  # frequencies matter from this step on; below, the nearest multiple is the best
 BINS_PER_STEP = 64
+# Significant bits of a row's unit: of rows with at least so many elements, and of others, where the
+# bytes of the units count for more.
+UNIT_BITS, WIDE, NARROW_UNIT_BITS = 3, 64, 2
+STEP_BITS = 8  # significant bits of the step that the units multiply
+MOST = 2**15 - 2  # the largest multiple of a row's step
 ROUNDS = 4  # of assigning and counting
 
 
@@ -46,14 +52,15 @@ class Histogram:
     counts: np.ndarray  # of each of them
 
     @classmethod
-    def of(cls, values: np.ndarray, dtype: DType) -> "Histogram":
-        """Count a tensor; all of its values are finite."""
-        unit = unit_of(values, dtype)
-        total = sum(float(np.square(part / unit).sum()) for _, part in parts_of(values, dtype))
+    def of(cls, values: np.ndarray, dtype: DType, units: np.ndarray | None = None) -> "Histogram":
+        """Count a tensor, in units of its rows if there are any; all of its values are finite."""
+        unit = unit_of(values, dtype) if units is None else 1.0
+        parts = parts_of(values, dtype, units)
+        total = sum(float(np.square(part / unit).sum()) for _, part in parts)
         rms = math.sqrt(total / values.size) * unit if values.size else 0.0
         middle = DENSE_RMS * BINS_PER_RMS
         dense, beyond = np.zeros(2 * middle + 1, np.int64), [np.zeros(0, np.int64)]
-        for _, part in parts_of(values, dtype):
+        for _, part in parts_of(values, dtype, units):
             if rms:
                 where = np.rint(part / rms * BINS_PER_RMS).astype(np.int64)
                 far = np.abs(where) > middle
@@ -165,6 +172,92 @@ def quantize(
     table[used] = place
     indices = table[multiples] if len(book) > 256 else table.astype(np.uint8)[multiples]
     return book, indices.reshape(values.shape)
+
+
+def units_of_rows(values: np.ndarray, dtype: DType) -> np.ndarray | None:
+    """A unit of few bits for each row, near its root mean square; None for types without scales."""
+    if dtype.tag not in SCALED:
+        return None
+    rows = num_rows(values.shape)
+    squares = np.zeros(rows)
+    for at, part in parts_of(values, dtype):
+        squares += sums_of_rows(np.square(part), at, values.size, rows)
+    rms = np.sqrt(squares * rows / values.size)
+    least = rms[rms > 0].min(initial=np.inf)
+    rms[rms == 0] = least if np.isfinite(least) else 1.0
+    return significant(rms, _unit_bits(values.size // rows))
+
+
+def _unit_bits(length: int) -> int:
+    return UNIT_BITS if length >= WIDE else NARROW_UNIT_BITS
+
+
+def quantize_by_row(
+    values: np.ndarray, dtype: DType, histogram: Histogram, step: float, units: np.ndarray,
+    most: float,
+) -> tuple[np.ndarray, Scales] | None:  # fmt: skip
+    """A tensor as integers and a scale for each row; the step is in units of its root mean square.
+
+    Rows whose relative error would be above `most` get smaller steps. None if integers of 16 bits
+    are not enough for that.
+    """
+    rms = histogram.rms or 1.0
+    base = float(significant(np.array(step * rms), STEP_BITS))
+    quantizer = Quantizer.of(histogram, base / rms)
+    matrix = np.ascontiguousarray(values).reshape(len(units), -1)
+    units, integers = units.copy(), np.zeros(matrix.shape, np.int16)
+    left, at_once, first = np.arange(len(units)), max(CHUNK // matrix.shape[1], 1), True
+    while len(left):
+        above = []
+        for at in range(0, len(left), at_once):
+            rows = left[at : at + at_once]
+            part, scales = to_numbers(matrix[rows], dtype), base * units[rows, None]
+            chosen = quantizer.assign(part * (quantizer.step / scales)) if first else part / scales
+            if not np.abs(chosen).max() <= MOST:
+                return None
+            chosen = np.rint(chosen)
+            _balance(chosen, part / scales)
+            integers[rows] = chosen
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # that has an error
+                stored = from_numbers(chosen * scales.astype("<f4").astype(np.float64), dtype)
+            lost = np.square(to_numbers(stored, dtype) - part).sum(1)
+            above.append(rows[~(lost <= most**2 * np.square(part).sum(1))])
+        left, first = np.concatenate(above), False  # the nearest multiples from here on
+        units[left] = _next_below(units[left], _unit_bits(matrix.shape[1]))
+    # A row of zeros has the scale of the row before it, which is the cheapest; equal ones are one.
+    last = np.maximum.accumulate(np.where(integers.any(1), np.arange(len(units)), 0))
+    with np.errstate(over="ignore", under="ignore"):
+        found, run = (base * units[last]).astype("<f4"), matrix.shape[1]
+    if (found == found[0]).all():
+        found, run = found[:1], values.size
+    if not np.isfinite(found).all():
+        return None
+    if int(np.abs(integers).max()) < 128:
+        integers = integers.astype(np.int8)
+    return integers.reshape(values.shape), Scales(dtype, found, run)
+
+
+def _balance(chosen: np.ndarray, exact: np.ndarray) -> None:
+    """Move a few multiples by one, where that is nearly as good, so that rows keep their sums.
+
+    Inputs of a layer often have a common mean, as those after a ReLU do; the error of a row then
+    does harm by its sum, too. Zeros stay zero.
+    """
+    away = chosen - exact
+    total = np.rint(away.sum(1, keepdims=True))
+    away *= np.sign(total)
+    order = np.argsort(-away, axis=1, kind="stable")
+    moved = np.minimum(np.abs(total), (away > 0).sum(1, keepdims=True))
+    down = np.where(np.arange(chosen.shape[1]) < moved, np.sign(total), 0)
+    np.put_along_axis(chosen, order, np.take_along_axis(chosen, order, 1) - down, 1)
+
+
+def _next_below(units: np.ndarray, bits: int) -> np.ndarray:
+    """The next smaller units of so many bits."""
+    fraction, exponent = np.frexp(units)
+    count = fraction * 2**bits
+    lower = np.where(count > 2 ** (bits - 1), count - 1, count - 0.5)
+    return np.asarray(np.ldexp(lower, exponent - bits))
 
 
 def _shortened(values: np.ndarray, step: float) -> np.ndarray:
