@@ -215,7 +215,7 @@ class Names:
         self.history = PRIME[-5:]
 
     def read(self, decoder):
-        name = b""
+        name = bytearray()
         while True:
             h = int.from_bytes(self.history, "big")  # the last byte is the lowest
             orders = [
@@ -232,11 +232,10 @@ class Names:
                 bit = decoder.mixed(base, self.table, contexts, self.weights, 0, 24)
                 count(self.table, node, bit)
                 node = node * 2 + bit
-            byte = bytes([node & 0xFF])
-            self.history = self.history[1:] + byte
-            if byte == b"\0":
-                return name
-            name += byte
+            self.history = self.history[1:] + bytes([node & 0xFF])
+            if node == 256:
+                return bytes(name)
+            name.append(node & 0xFF)
             require(len(name) <= 65_536, "a name is too long")
 
 

@@ -56,9 +56,10 @@ def read_symbols(
         ],
         np.int64,
     )
-    offset = np.arange(total) - np.repeat(np.cumsum(frequency) - frequency, frequency)
-    owner = np.repeat(np.arange(size), frequency)
-    entries = owner << 32 | (frequency[owner] - 1) << 16 | offset
+    present = np.flatnonzero(frequency)
+    share = frequency[present]
+    first = np.cumsum(share) - share
+    entries = np.arange(total) + np.repeat((present << 32) + ((share - 1) << 16) - first, share)
     part = np.zeros(min(CHUNK, len(symbols)), np.uint16)
     words, held = np.zeros(len(part), np.uint16), 0
     for at in range(0, len(symbols), CHUNK):

@@ -14,6 +14,7 @@ docs/format.md is the specification.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from reefknot.codec.coder import Coder
@@ -92,6 +93,11 @@ class Book:
 
     dtype: DType
     bits: tuple[int, ...]
+
+    @cached_property
+    def zero(self) -> int:
+        """The index of the value whose bits are all 0, or -1."""
+        return self.bits.index(0) if 0 in self.bits else -1
 
 
 @dataclass(frozen=True)
