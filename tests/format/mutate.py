@@ -117,9 +117,7 @@ def _parts(data: bytes) -> _Parts:
     length = int.from_bytes(data[-8:-4], "little")
     start = len(data) - 8 - length
     blank = layout.Header(version=data[3] & 0x7F)
-    header = layout.code_header(
-        Coder(data[start:-8]), blank, indexed=True, file_bytes=len(data)
-    )
+    header = layout.code_header(Coder(data[start:-8]), blank, indexed=True, file_bytes=len(data))
     streams, at = [], 4
     for entry in header.entries:
         streams.append(data[at : at + entry.stream_bytes])
@@ -178,6 +176,7 @@ class Mutants:
             version = rng.choice((1, 2, 0x81, 0x82, rng.randrange(256)))
         body = mutated(data[4:-4], rng)
         if rng.random() < 0.6:
+
             def read_all(coder: Coder) -> None:
                 blank = layout.Header(version=version)
                 header = layout.code_header(coder, blank, indexed=False, file_bytes=len(data))

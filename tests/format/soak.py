@@ -54,7 +54,7 @@ Tensors = list[tuple[str, str, tuple[int, ...], bytes]]
 
 
 def digest(tensors: Tensors) -> tuple[int, int]:
-    """The sum of the CRC-32 of each tensor, and their bytes; digests.c and digests.mjs do the same."""
+    """The sum of the CRC-32 of each tensor, and their bytes, as digests.c and digests.mjs."""
     sums = size = 0
     for name, tag, shape, raw in tensors:
         title = name.encode("utf-8", "surrogatepass")
@@ -148,7 +148,15 @@ def others(folder: Path, source: Path, decoder: Path) -> dict[str, Other]:
     found = {}
     for number, (name, flags) in enumerate(BUILDS.items()):
         program = folder / f"read{number}"
-        command = ["gcc", "-std=c99", *flags, f"-I{source.parent}", HERE / "digests.c", "-o", program]
+        command = [
+            "gcc",
+            "-std=c99",
+            *flags,
+            f"-I{source.parent}",
+            HERE / "digests.c",
+            "-o",
+            program,
+        ]
         if shutil.which("gcc") and not subprocess.run(command, capture_output=True).returncode:
             found[name] = Other(program, str(LIMIT))
     if shutil.which("node"):
@@ -239,7 +247,9 @@ def soak(
                 report.add(data, says)
                 if says["library"].accepted:
                     mutants.keep(data)
-            report.seconds = time.process_time() - start + sum(o.seconds() for o in outside.values())
+            report.seconds = (
+                time.process_time() - start + sum(o.seconds() for o in outside.values())
+            )
             each(report)
         usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         report.peak_kilobytes = {name: other.peak() for name, other in outside.items()}
