@@ -14,6 +14,7 @@ decoders (`seams.py`), so that small files reach them.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import resource
@@ -24,15 +25,16 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reef_examples import random_file
 
+from format import seams
 from format.mutate import Mutants
 from format.reference import TAGS, reference
-from reefknot.errors import FormatError
+from reefknot.errors import FormatError, ReefknotError
 from reefknot.format import decode
 
 HERE = Path(__file__).parent
@@ -112,11 +114,10 @@ class Other:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
-    def ask(self, path: Path) -> None:
+    def told(self, path: Path) -> list[Told]:
+        """What it says about each file of a batch."""
         self.process.stdin.write(f"{path}\n")
         self.process.stdin.flush()
-
-    def told(self, path: Path) -> list[Told]:
         if self.process.stdout.readline() != "done\n":
             raise RuntimeError(f"{self.process.args} ended with {self.process.wait()} at {path}")
         out = path.with_name(path.name + ".out")
@@ -143,7 +144,7 @@ class Other:
         self.process.stdout.close()
 
 
-def others(folder: Path, source: Path, decoder: Path) -> dict[str, Other]:
+def others(folder: Path, decoder: Path) -> dict[str, Other]:
     """The decoders in C and JavaScript that can run here."""
     found = {}
     for number, (name, flags) in enumerate(BUILDS.items()):
@@ -152,7 +153,7 @@ def others(folder: Path, source: Path, decoder: Path) -> dict[str, Other]:
             "gcc",
             "-std=c99",
             *flags,
-            f"-I{source.parent}",
+            f"-I{EXPORT}",
             HERE / "digests.c",
             "-o",
             program,
@@ -190,10 +191,15 @@ class Report:
                 each = one.microseconds / (len(data) + one.size)
                 self.slowest[name] = max(self.slowest.get(name, 0.0), each)
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether all agreed, and none raised what it should not."""
+        return not (self.disagreements or self.foreign)
+
     def text(self) -> str:
+        rate = self.files / max(self.seconds, 1e-9)
         lines = [
-            f"{self.files:,} files in {self.seconds:,.0f} s of one core "
-            f"({self.files / self.seconds:,.0f} a second)",
+            f"{self.files:,} files in {self.seconds:,.0f} s of one core ({rate:,.0f} a second)",
             f"{self.accepted:,} accepted, {len(self.disagreements):,} disagreements, "
             f"{len(self.foreign):,} foreign errors",
             "slowest, microseconds a byte in and out: "
@@ -207,50 +213,43 @@ class Report:
 def corpus(rng: random.Random) -> list[bytes]:
     """Small valid files of both versions."""
     golden = [path.read_bytes() for path in sorted((HERE / "golden").glob("*.reef"))]
-    drawn = (random_file(rng, version) for version in (1, 2) for _ in range(400))
+    drawn = []
+    while len(drawn) < 800:
+        with contextlib.suppress(ReefknotError):  # a limit, where limits are low
+            drawn.append(random_file(rng, 1 + len(drawn) % 2))
     return [data for data in (*golden, *drawn) if len(data) < 160]
 
 
-def batches(mutants: Mutants, stop: float) -> Iterator[list[bytes]]:
-    while time.monotonic() < stop:
-        yield [mutants.draw() for _ in range(BATCH)]
-
-
-def soak(
-    seconds: float, seed: int, *, each: Callable[[Report], None] = lambda report: None,
-    source: Path = EXPORT / "reef.c", decoder: Path = EXPORT / "web" / "reef.min.js",
-) -> Report:  # fmt: skip
-    """Read mutants for so long."""
+def soak(goes_on: Callable[[Report], bool], seed: int, decoder: str = "reef.min.js") -> Report:
+    """Read batches of mutants as long as the report so far says that it goes on."""
     rng, report = random.Random(seed), Report()
-    mutants = Mutants(corpus(rng), rng)
+    originals = corpus(rng)
+    mutants = Mutants(originals, rng)
     inside = {
         "library": here(by_the_library, FormatError),
         "reference": here(by_the_reference, reference.RefusedError),
     }
-    for data in corpus(random.Random(seed))[:200]:  # compiles, and fills caches
-        [tell(data) for tell in inside.values()]
-    start, stop = time.process_time(), time.monotonic() + seconds
+    for data in originals[:100]:  # compiles, and fills caches
+        for tell in inside.values():
+            tell(data)
+    start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        outside = others(Path(folder), source, decoder)
-        for files in batches(mutants, stop):
-            path = Path(folder) / "batch"
+        outside = others(Path(folder), EXPORT / "web" / decoder)
+        path = Path(folder) / "batch"
+        while goes_on(report):
+            files = [mutants.draw() for _ in range(BATCH)]
             path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in files))
-            told = {}
+            told = {name: [tell(data) for data in files] for name, tell in inside.items()}
             for number, (name, other) in enumerate(outside.items()):
-                if name not in SLOW or report.files // BATCH % SELDOM == number:
-                    other.ask(path)
+                if name not in SLOW or report.files // BATCH % SELDOM == number - 1:
                     told[name] = other.told(path)
-            for name, tell in inside.items():
-                told[name] = [tell(data) for data in files]
             for number, data in enumerate(files):
                 says = {name: rows[number] for name, rows in told.items()}
                 report.add(data, says)
                 if says["library"].accepted:
                     mutants.keep(data)
-            report.seconds = (
-                time.process_time() - start + sum(o.seconds() for o in outside.values())
-            )
-            each(report)
+            spent = [other.seconds() for other in outside.values()]
+            report.seconds = time.process_time() - start + sum(spent)
         usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         report.peak_kilobytes = {name: other.peak() for name, other in outside.items()}
         report.peak_kilobytes["library and reference"] = usage
@@ -263,18 +262,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seams", action="store_true", help="with far lower limits")
+    parser.add_argument("--decoder", default="reef.min.js", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.seams:
+        return with_seams(options.minutes, options.seed)
+    stop = time.monotonic() + 60 * options.minutes
     shown = time.monotonic()
 
-    def each(report: Report) -> None:
+    def goes_on(report: Report) -> bool:
         nonlocal shown
-        if time.monotonic() - shown > 60 or report.disagreements or report.foreign:
+        if time.monotonic() - shown > 60:
             shown = time.monotonic()
             print(report.text(), flush=True)
+        return time.monotonic() < stop
 
-    report = soak(60 * options.minutes, options.seed, each=each)
+    report = soak(goes_on, options.seed, options.decoder)
     print(report.text())
-    return 1 if report.disagreements or report.foreign else 0
+    return 0 if report.is_fine else 1
+
+
+def with_seams(minutes: float, seed: int) -> int:
+    """The same from a copy of everything in which limits are lower; gives its exit code."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        seams.make(folder)
+        command = [sys.executable, folder / "tests" / "format" / "soak.py", "--decoder", "reef.js"]
+        command += ["--minutes", str(minutes), "--seed", str(seed)]
+        paths = os.pathsep.join([str(folder / "src"), str(folder / "tests")])
+        return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}).returncode
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def read_symbols(
     words, held = np.zeros(len(part), np.uint16), 0
     for at in range(0, len(symbols), CHUNK):
         number = min(CHUNK, len(symbols) - at)
-        more = min(number - held, left)  # a symbol takes one word at most
+        more = max(0, min(number - held, left))  # a symbol takes one word at most
         words[held : held + more] = np.frombuffer(take(2 * more), "<u2")
         held, left = held + more, left - more
         used = int(k.rans_decode(part[:number], entries, precision, words[:held], states))

@@ -158,40 +158,40 @@ const tree = (next, size = 256) => {
 // ---- 5: numbers and names ----
 // Where the contexts of each kind begin, and where weights lie in `learned`.
 
-// Numbers.
-const BOOKS = 0;
-const ENTRIES = 256;
-const ALIASES = 512;
-const TYPE = 768;
-const VALUES = 1024;
-const MOST_EXPONENT = 1280;
-const EXPONENTS = 1536;
-const RANK = 1792;
-const SIZE = 2048;
-const STREAM_BYTES = 2304;
-const FREQUENCY = 2560;
-const WORDS = 2816;
-const RUN = 3072;
-const SCALES = 3328;
 // Flags, some of which have several contexts.
-const KEPT = 3600;
-const TRAINABLE = 3700;
-const SAME_TYPE = 3800;
-const GRID = 3900;
-const GUESS = 4000;
-const ZERO = 4200;
-const SAME_BOOK = 4201;
-const NEXT_BOOK = 4202;
-const SAME_RANK = 4203;
-const METHOD = 4204;
-const PIVOT_IS_ZERO = 4205;
-const BY_COLUMN = 4206;
-const MAPS = 4207;
-const TABLE = 4208;
-const SCALED = 4209;
-const SAME_RUN = 4210;
-const EVERY_SCALE = 4211;
-const NAME = 5000;
+const ZERO = 0;
+const SAME_BOOK = 1;
+const NEXT_BOOK = 2;
+const SAME_RANK = 3;
+const METHOD = 4;
+const PIVOT_IS_ZERO = 5;
+const BY_COLUMN = 6;
+const MAPS = 7;
+const TABLE = 8;
+const SCALED = 9;
+const SAME_RUN = 10;
+const EVERY_SCALE = 11;
+const KEPT = 12;
+const TRAINABLE = 76;
+const SAME_TYPE = 140;
+const GRID = 204;
+const GUESS = 244;
+// Numbers.
+const BOOKS = 400;
+const ENTRIES = 610;
+const ALIASES = 820;
+const TYPE = 1030;
+const VALUES = 1240;
+const MOST_EXPONENT = 1450;
+const EXPONENTS = 1660;
+const RANK = 1870;
+const SIZE = 2080;
+const STREAM_BYTES = 2290;
+const FREQUENCY = 2500;
+const WORDS = 2710;
+const RUN = 2920;
+const SCALES = 3130;
+const NAME = 4000;
 // Weights and other things that are learned: of names, of tied tensors, of each type of kept ones.
 const NAME_WEIGHTS = 1;
 const TIED_WEIGHTS = 2; // seven
@@ -281,7 +281,7 @@ const LEVELS = 3374;
 const PLACE = 3392; // the place in a plane, or what is near
 const LINES = 4416;
 const SHARED = 2 ** 20; // lines so far apart share contexts
-const deep = new Uint32Array(2 * ONE); // contexts of values far from the pivot, all 0 between tensors
+const deep = new Uint32Array(2 * ONE); // contexts of values far from the pivot
 
 /** Sets the distances of indices from the pivot; gives the pivot. */
 const tied = (x, shape, zero, K, carried) => {
@@ -305,7 +305,7 @@ const tied = (x, shape, zero, K, carried) => {
 
   // What is shared by the tensors of a codebook: magnitudes.
   const own = (table = new Uint32Array(LINES + min(inner, SHARED)));
-  const touched = []; // slots of `deep`, unless they are too many to be worth a list
+  if (K > 64) deep.fill(0);
   table.set((learned[carried] || []).map((context) => aged(context, 32 << 10)), MAGNITUDE);
   const active = new Uint8Array(columns).map(
     (_, c) => numUnits && 1 + min(bitLength(before[floor((c * numUnits) / columns)]), 7),
@@ -315,16 +315,27 @@ const tied = (x, shape, zero, K, carried) => {
   const liveRow = list(hasMaps * rows, (r, live) =>
     count(ROW_FLAG, adaptive(ROW_FLAG + 1 + !!live[r - 1], shrunk(ROW_FLAG, 2, 20000), 8)),
   );
+  // A place below 0 is none; elements that have not been read are the pivot.
+  let cells, here, up, left, above, right, corner, behind;
+  const near = (c) => (c < 0 ? 0 : cells[here + c] | 0);
+  const look = (c) => {
+    up = c - w;
+    left = near(c - 1);
+    above = near(up);
+    right = up < 0 ? 0 : near(up + 1);
+    corner = near(up - 1);
+    behind = near(c - plane);
+  };
+  here = 0;
   const liveColumn = list(hasMaps * columns, (c, live) => {
-    const isLive = (c) => (c < 0 ? 0 : live[c] | 0);
-    const up = c - w;
-    const left = isLive(c - 1);
     const known = min(active[c], 2);
+    cells = live;
+    look(c);
     return mixed(
       [
         COLUMN_FLAG + known,
-        COLUMN_FLAG + 3 + 4 * known + 2 * left + isLive(up),
-        COLUMN_FLAG + 15 + left + isLive(up) + (up < 0 ? 0 : isLive(up + 1)) + isLive(up - 1) + 5 * known + 15 * isLive(c - plane),
+        COLUMN_FLAG + 3 + 4 * known + 2 * left + above,
+        COLUMN_FLAG + 15 + left + above + right + corner + 5 * known + 15 * behind,
         COLUMN_FLAG + 45 + active[c],
       ],
       TIED_WEIGHTS,
@@ -332,12 +343,12 @@ const tied = (x, shape, zero, K, carried) => {
       [100, 4 * 128 + 45, 4 * 128 + 33, 4 * 128 + 45],
     );
   });
+  cells = x;
 
-  // The elements. A place below 0 is none; elements that have not been read are the pivot.
+  // The elements.
   const sums = new Float64Array(min(rows, SHARED)); // of each row: distances, and how many
   const numbers = new Uint32Array(min(rows, SHARED));
-  let base, here;
-  const near = (c) => (c < 0 ? 0 : x[here + c]);
+  let base;
   const level = (slot, prior) => min(1, STRETCH[shrunk(slot, prior, base)] >> 7);
   for (let a = 0; a < x.length / inner; a++) {
     table[LINE] = 0;
@@ -348,12 +359,7 @@ const tied = (x, shape, zero, K, carried) => {
       if (hasMaps > (liveRow[r] & liveColumn[c])) continue;
       const cross = LINES + (b % SHARED);
       here = r * columns;
-      const left = near(c - 1);
-      let up = c - w;
-      const above = near(up);
-      const right = up < 0 ? 0 : near(up + 1);
-      const corner = near(up - 1);
-      const behind = near(c - plane);
+      look(c);
       if (
         !mixed(
           [
@@ -409,7 +415,6 @@ const tied = (x, shape, zero, K, carried) => {
             [90, 8 * 128 + 40, 8 * 128 + 40, 16 * 128 + 55],
           );
         const slot = (upper << bits) + node;
-        touched[ONE] || touched.push(slot);
         table = deep;
         const result = adaptive(slot);
         table = own;
@@ -420,7 +425,6 @@ const tied = (x, shape, zero, K, carried) => {
       x[here + c] = side * (1 + distance);
     }
   }
-  touched[ONE] ? deep.fill(0) : touched.map((slot) => (deep[slot] = 0));
   learned[carried] = table.slice(MAGNITUDE, NEAR_MAGNITUDE);
   if (rank > 1) learned[ACTIVITY] = rows <= SHARED && numbers;
   table = learned[0];
@@ -561,7 +565,6 @@ export const decode = (file, limit = 2 ** 28) => {
     primed = learned;
   }
   history = 0x6269617300; // "bias" and a zero, with which the 42 names end
-  deep.fill(0);
   begin(
     file.slice(header, -4 - 4 * isIndexed),
     ONE + 8 * length, // so many values of codebooks
