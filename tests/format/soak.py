@@ -66,13 +66,13 @@ def digest(tensors: Tensors) -> tuple[int, int]:
     return sums % (1 << 32), size
 
 
-def by_the_library(data: bytes) -> Tensors:
-    state = decode(data, max_bytes=LIMIT)
+def by_the_library(data: bytes, limit: int = LIMIT) -> Tensors:
+    state = decode(data, max_bytes=limit)
     return [(name, dtype.tag, v.shape, v.tobytes()) for name, dtype, v in state.arrays()]
 
 
-def by_the_reference(data: bytes) -> Tensors:
-    return [(name, *row) for name, row in reference.read(data, LIMIT).items()]
+def by_the_reference(data: bytes, limit: int = LIMIT) -> Tensors:
+    return [(name, *row) for name, row in reference.read(data, limit).items()]
 
 
 @dataclass
@@ -90,13 +90,19 @@ class Told:
         return self.accepted, self.crc, self.size
 
 
-def here(read: Callable[[bytes], Tensors], refusal: type[Exception]) -> Callable[[bytes], Told]:
-    """A decoder of this process."""
+def inside() -> dict[str, Callable[..., Told]]:
+    """The decoders of this process."""
+    return {
+        "library": _teller(by_the_library, FormatError),
+        "reference": _teller(by_the_reference, reference.RefusedError),
+    }
 
-    def tell(data: bytes) -> Told:
+
+def _teller(read: Callable[..., Tensors], refusal: type[Exception]) -> Callable[..., Told]:
+    def tell(data: bytes, limit: int = LIMIT) -> Told:
         start = time.process_time()
         try:
-            tensors = read(data)
+            tensors = read(data, limit)
         except refusal:
             return Told(False, microseconds=1e6 * (time.process_time() - start))
         except Exception as error:
@@ -105,6 +111,10 @@ def here(read: Callable[[bytes], Tensors], refusal: type[Exception]) -> Callable
         return Told(True, *digest(tensors)[:1], 1e6 * seconds, digest(tensors)[1])
 
     return tell
+
+
+def write_batch(path: Path, files: list[bytes]) -> None:
+    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in files))
 
 
 class Other:
@@ -144,7 +154,7 @@ class Other:
         self.process.stdout.close()
 
 
-def others(folder: Path, decoder: Path) -> dict[str, Other]:
+def others(folder: Path, decoder: Path, limit: int = LIMIT) -> dict[str, Other]:
     """The decoders in C and JavaScript that can run here."""
     found = {}
     for number, (name, flags) in enumerate(BUILDS.items()):
@@ -159,9 +169,9 @@ def others(folder: Path, decoder: Path) -> dict[str, Other]:
             program,
         ]
         if shutil.which("gcc") and not subprocess.run(command, capture_output=True).returncode:
-            found[name] = Other(program, str(LIMIT))
+            found[name] = Other(program, str(limit))
     if shutil.which("node"):
-        found[decoder.name] = Other("node", HERE / "digests.mjs", decoder, str(LIMIT))
+        found[decoder.name] = Other("node", HERE / "digests.mjs", decoder, str(limit))
     return found
 
 
@@ -225,12 +235,9 @@ def soak(goes_on: Callable[[Report], bool], seed: int, decoder: str = "reef.min.
     rng, report = random.Random(seed), Report()
     originals = corpus(rng)
     mutants = Mutants(originals, rng)
-    inside = {
-        "library": here(by_the_library, FormatError),
-        "reference": here(by_the_reference, reference.RefusedError),
-    }
+    own = inside()
     for data in originals[:100]:  # compiles, and fills caches
-        for tell in inside.values():
+        for tell in own.values():
             tell(data)
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -238,8 +245,8 @@ def soak(goes_on: Callable[[Report], bool], seed: int, decoder: str = "reef.min.
         path = Path(folder) / "batch"
         while goes_on(report):
             files = [mutants.draw() for _ in range(BATCH)]
-            path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in files))
-            told = {name: [tell(data) for data in files] for name, tell in inside.items()}
+            write_batch(path, files)
+            told = {name: [tell(data) for data in files] for name, tell in own.items()}
             for number, (name, other) in enumerate(outside.items()):
                 if name not in SLOW or report.files // BATCH % SELDOM == number - 1:
                     told[name] = other.told(path)
