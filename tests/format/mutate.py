@@ -153,7 +153,7 @@ class Mutants:
 
     def keep(self, data: bytes) -> None:
         """Damage this one, too, now and then."""
-        if len(data) < 160 and self._rng.random() < 0.05:
+        if len(data) < 110 and self._rng.random() < 0.05:
             self._kept.append(data)
 
     def draw(self) -> bytes:

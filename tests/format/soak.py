@@ -227,7 +227,7 @@ def corpus(rng: random.Random) -> list[bytes]:
     while len(drawn) < 800:
         with contextlib.suppress(ReefknotError):  # a limit, where limits are low
             drawn.append(random_file(rng, 1 + len(drawn) % 2))
-    return [data for data in (*golden, *drawn) if len(data) < 160]
+    return [data for data in (*golden, *drawn) if len(data) < 110]
 
 
 def soak(goes_on: Callable[[Report], bool], seed: int, decoder: str = "reef.min.js") -> Report:
