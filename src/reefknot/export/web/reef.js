@@ -11,7 +11,7 @@
  * bits only, so wider numbers are divided and rounded down.
  *
  * All of it is written to be small once minified, apart from the loops that run for each bit, which are written to be fast.
- * What is between lines `not in pages` and `in pages` is left out of those of `export html`.
+ * `export html` leaves out what is between lines `not in pages` and `in pages`.
  */
 
 const { min, max, floor, exp, imul, clz32 } = Math;
@@ -202,9 +202,7 @@ const SHARED_CONTEXTS = 200; // of each codebook
 const number = (kind) => {
   let length = 0;
   while (length < 47 && adaptive(kind + length)) length++;
-  return (
-    tree((node) => (node < 4 ? adaptive(kind + 60 + 3 * length + node) : bit()), 2 ** length) + 2 ** length - 1
-  );
+  return tree((node) => (node < 4 ? adaptive(kind + 60 + 3 * length + node) : bit()), 2 ** length) + 2 ** length - 1;
 };
 
 /** A number below `size`, which is at most 2^40. */
@@ -306,7 +304,10 @@ const tied = (x, shape, zero, K, carried) => {
   // What is shared by the tensors of a codebook: magnitudes.
   const own = (table = new Uint32Array(LINES + min(inner, SHARED)));
   if (K > 64) deep.fill(0);
-  table.set((learned[carried] || []).map((context) => aged(context, 32 << 10)), MAGNITUDE);
+  table.set(
+    (learned[carried] || []).map((context) => aged(context, 32 << 10)),
+    MAGNITUDE,
+  );
   const active = new Uint8Array(columns).map(
     (_, c) => numUnits && 1 + min(bitLength(before[floor((c * numUnits) / columns)]), 7),
   );
@@ -382,7 +383,7 @@ const tied = (x, shape, zero, K, carried) => {
       let pair = left + above;
       let pull = 2 * pair + right + corner + behind;
       let ring = near(c - 2) + near(up - 2) + (up < 0 ? 0 : near(up + 2));
-      for (let k = -3; k++ < 2; ) ring += near(up - w + k);
+      for (let k = -3; k++ < 2;) ring += near(up - w + k);
       const upper = pivot
         ? pivot < K - 1
           ? count(
@@ -402,8 +403,7 @@ const tied = (x, shape, zero, K, carried) => {
       pair *= side;
       const close = PAIR_MAGNITUDE + 128 * (min(5, bitLength(pair)) - (pair < 0) - (pair < -3));
       const pulled = NEAR_MAGNITUDE + 128 * min(5, bitLength(pull * side + ((ring * side) >> 1)));
-      const usual =
-        ROW_MAGNITUDE + 128 * (min(6, ((sums[row] * 8) / (numbers[row] * choices)) | 0) - !numbers[row]);
+      const usual = ROW_MAGNITUDE + 128 * (min(6, ((sums[row] * 8) / (numbers[row] * choices)) | 0) - !numbers[row]);
       const distance = tree((node) => {
         if ((2 * node + 1) * 2 ** (bits - bitLength(node)) >= choices + 2 ** bits) return 0;
         const context = 64 * upper + node;
@@ -472,39 +472,33 @@ const kept = (length, type, isFast) => {
     });
   else
     // in pages:
-  if (length) {
-    const predicted = uniform(unit + 1);
-    const key = PLANES + 9 * type;
-    spend(predicted * numRows);
-    table = learned[key] ||= new Uint32Array(2048 + ONE);
-    for (let i = 0; i < length; i++) {
-      const plane = i % unit;
-      const above = rows[i - unit] | 0;
-      const left = plane && rows[i - 1];
-      rows[i] = tree((node) => {
-        const own = plane * 256 + node;
-        return plane < predicted
-          ? mixed(
-              [
-                own,
-                2048 + (imul(own * 256 + above, HASH) >>> 17),
-                34816 + (imul(own * 256 + left, HASH) >>> 17),
-              ],
-              key + 1 + plane,
-              8,
-              [100, 551.673, 551.673], // priors 4; weights 65536, 26000, 26000
-            )
-          : bit();
-      });
+    if (length) {
+      const predicted = uniform(unit + 1);
+      const key = PLANES + 9 * type;
+      spend(predicted * numRows);
+      table = learned[key] ||= new Uint32Array(2048 + ONE);
+      for (let i = 0; i < length; i++) {
+        const plane = i % unit;
+        const above = rows[i - unit] | 0;
+        const left = plane && rows[i - 1];
+        rows[i] = tree((node) => {
+          const own = plane * 256 + node;
+          return plane < predicted
+            ? mixed(
+                [own, 2048 + (imul(own * 256 + above, HASH) >>> 17), 34816 + (imul(own * 256 + left, HASH) >>> 17)],
+                key + 1 + plane,
+                8,
+                [100, 551.673, 551.673], // priors 4; weights 65536, 26000, 26000
+              )
+            : bit();
+        });
+      }
+      table = learned[0];
     }
-    table = learned[0];
-  }
   return rows.map((_, i) => {
     const plane = i % unit;
     const k = i + unit - 1 - 2 * plane;
-    return type % 19 < 4
-      ? (rows[k] >> 1) | (rows[k % unit ? k - 1 : i] << 7)
-      : rows[k] & (type == BOOL || -1);
+    return type % 19 < 4 ? (rows[k] >> 1) | (rows[k % unit ? k - 1 : i] << 7) : rows[k] & (type == BOOL || -1);
   });
 };
 
@@ -640,12 +634,12 @@ export const decode = (file, limit = 2 ** 28) => {
       if (!adaptive(SAME_BOOK, 50000)) last = adaptive(NEXT_BOOK, 50000) ? last + 1 : uniform(numBooks);
       [type, values, zero] = books[last] || check();
       bookType = type;
-// not in pages: version 2
+      // not in pages: version 2
       if (version > 1 && bookType % 2 == 0 && bookType > 11 && bookType < 15 && adaptive(SCALED, 60000)) {
         scaling = 1;
         type = uniform(3);
       }
-// in pages:
+      // in pages:
     }
     const carried = SHARED_CONTEXTS + last;
     const rank = itsShape && adaptive(SAME_RANK, 55000) ? itsShape.length : number(RANK);
@@ -656,25 +650,24 @@ export const decode = (file, limit = 2 ** 28) => {
       const guesses = [outputs, itsShape?.[d], shape[d - 1]];
       const size =
         guesses.find(
-          (n, k) =>
-            n >= 0 && guesses.indexOf(n) == k && adaptive(GUESS + 40 * k + 8 * min(rank, 4) + min(d, 3)),
+          (n, k) => n >= 0 && guesses.indexOf(n) == k && adaptive(GUESS + 40 * k + 8 * min(rank, 4) + min(d, 3)),
         ) ?? number(SIZE);
       numElements *= size;
       most *= size || 1;
       return size;
     });
     check(most <= 2 ** 46);
-// not in pages: version 2
+    // not in pages: version 2
     if (scaling) {
       if (!lastRun || !adaptive(SAME_RUN)) lastRun = 1 + number(RUN);
       scaling = lastRun;
-      const every = numScales = Math.ceil(numElements / scaling);
+      const every = (numScales = Math.ceil(numElements / scaling));
       if (!adaptive(EVERY_SCALE, 60000)) {
         numScales = number(SCALES);
         check(numScales > 0 && numScales < every);
       }
     }
-// in pages:
+    // in pages:
     if (rank > 1) outputs = shape[0];
     learned[ending] = [type, values, shape];
     const isFast = isIndexed && adaptive(METHOD);
@@ -703,19 +696,22 @@ export const decode = (file, limit = 2 ** 28) => {
         if (isFast) symbols(x, K);
         else
           // in pages:
-        if (numElements && K > 1) pivot = tied(x, shape, zero, K, carried);
+          if (numElements && K > 1) pivot = tied(x, shape, zero, K, carried);
         bytes = new Uint8Array(size);
-// not in pages: version 2
+        // not in pages: version 2
         if (scaling) {
           const scales = new Float32Array(kept(4 * numScales, 19, isFast).buffer);
           check(scales.every(Number.isFinite));
-          bytes = new Uint8Array((type ? Uint16Array : Uint32Array).from(x, (distance, i) => {
-            const low = 8 * (distance + pivot);
-            const integer = bookType < 14 ? (values[low] << 24) >> 24 : ((values[low] | (values[low + 1] << 8)) << 16) >> 16;
-            return scaledBits(scales[floor(i / scaling) % numScales] * (integer + 32768 ? integer : -0), type);
-          }).buffer);
+          bytes = new Uint8Array(
+            (type ? Uint16Array : Uint32Array).from(x, (distance, i) => {
+              const low = 8 * (distance + pivot);
+              const integer =
+                bookType < 14 ? (values[low] << 24) >> 24 : ((values[low] | (values[low + 1] << 8)) << 16) >> 16;
+              return scaledBits(scales[floor(i / scaling) % numScales] * (integer + 32768 ? integer : -0), type);
+            }).buffer,
+          );
         } else
-// in pages:
+          // in pages:
           x.forEach((distance, i) => {
             for (let k = 0; k < width; k++) bytes[i * width + k] = values[8 * (distance + pivot) + k];
           });
