@@ -244,7 +244,7 @@ def test_float64_settles_what_float32_cannot() -> None:
 
 
 class _Sums(nn.Module):
-    """Three outputs: sums of the same ten inputs, each in its own order."""
+    """Three outputs: sums of thirds of the same ten inputs, each in its own order."""
 
     def __init__(self, orders: list[list[int]]) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class _Sums(nn.Module):
         for order in self.orders:
             total = torch.zeros_like(inputs[:, 0])
             for column in order:
-                total = total + inputs[:, column]
+                total = total + inputs[:, column] / 3
             sums.append(total)
         return torch.stack(sums, dim=1)
 

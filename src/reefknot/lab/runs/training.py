@@ -202,8 +202,9 @@ def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[T
     return smaller
 
 
-# Float32 may be off by this share of the outputs' spread, and by far less in practice.
-_DOUBTFUL = 1e-2
+# Float32 may be off by this share of the outputs' spread, or by that of the largest of them (where
+# they all but agree); by far less in practice.
+_DOUBTFUL, _DOUBTFUL_OF_ALL = 1e-2, 1e-4
 # Outputs that differ by less than this share of the largest one are equal: in float64, sums in
 # another order differ by some 1e-14 of it, those of different values in all records by 1e-7.
 _EQUAL = 1e-10
@@ -247,5 +248,5 @@ def _doubtful(outputs: Tensor) -> Tensor:
     if outputs.shape[1] < 2:
         return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
     first, second = outputs.topk(2, 1).values.unbind(1)
-    clear = first - second > _DOUBTFUL * (first - outputs.amin(1))
-    return ~clear  # true for NaN, too
+    off = _DOUBTFUL * (first - outputs.amin(1)) + _DOUBTFUL_OF_ALL * outputs.abs().amax(1)
+    return ~(first - second > off)  # true for NaN, too
