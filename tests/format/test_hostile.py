@@ -316,7 +316,7 @@ def timed(data, words=""):
 
 def filled(header, fill, flags=lambda coder: None):
     """A file whose tensors are read from the same byte over and over."""
-    coder = Coder(room=1 << 20)
+    coder = Coder()
     layout.code_header(coder, header, indexed=False)
     flags(coder)
     data = layout.head_of(header, indexed=False) + coder.finish() + bytes([fill]) * 2000
