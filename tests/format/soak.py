@@ -287,7 +287,7 @@ def main() -> int:
         if time.monotonic() - shown > 60:
             shown = time.monotonic()
             print(report.text(), flush=True)
-        return time.monotonic() < stop
+        return not report.files or time.monotonic() < stop
 
     report = soak(goes_on, options.seed, options.decoder)
     print(report.text())
