@@ -20,23 +20,23 @@ TERSER = "terser@5.51.2"
 PRIVATE = "_"
 COMPRESS = "passes=4,ecma=2020,unsafe_arrows,unsafe_math,unsafe_methods,keep_fargs=false,"
 COMPRESS += "reduce_funcs=false"  # inside others, long functions would leave them no short names
-# What the decoder of a page can do without: indexed files, other versions, names of types, names of
-# no UTF-8, and checks, since the file in the page has been decoded when the page was made.
-CHECKS = r"^ *(check|spend|end)\(.*\);.*\n"
+# What the decoder of a page can do without: indexed files, version 2, names of types, names of no
+# UTF-8, and checks, since the file in the page has been decoded when the page was made.
+CHECKS = r"^ *(check|spend|end)\(.*\);.*\n|^ *// not in pages:.*\n(?:.*\n)*?^ *// in pages:\n"
 CUTS = {
     "export const decode": "const decode",
     "file[3] >> 7": "0",
     "(file, limit = 2 ** 28)": "(file)",
     "      limit -= sizes[owner];\n": "",
-    "    limit -= sizes[i] = size;\n": "",
+    "    limit -= sizes[i] = size + 4 * numScales;\n": "",
     '(ok, why = "not a valid .reef file") => {\n  if (!ok) throw Error(why);': "(ok) => {",
     "const spend = (number) => check((budget -= number) >= 0);\n": "",
     "  budget = most;\n": "",
     "  budget = 2 ** 20 + 64 * length; // so many characters\n": "",
     "  budget = 2 ** 21 + 16 * length - 128;\n": "",
-    "(bytes, most, known = [])": "(bytes, known = [])",
+    "(bytes, most, known = ": "(bytes, known = ",
     "    1e9,\n": "",
-    ", ONE + 8 * length, table)": ", table)",
+    "    ONE + 8 * length, // so many values of codebooks\n": "",
     ", 256 + 16 * data.length)": ")",
     '"IU"[type % 2] + 8 * width': "0",
     '"F32 F16 BF16 F64 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ C64 BOOL"': '""',

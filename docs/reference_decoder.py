@@ -215,7 +215,7 @@ class Names:
         self.history = PRIME[-5:]
 
     def read(self, decoder):
-        name = b""
+        name = bytearray()
         while True:
             h = int.from_bytes(self.history, "big")  # the last byte is the lowest
             orders = [
@@ -232,11 +232,10 @@ class Names:
                 bit = decoder.mixed(base, self.table, contexts, self.weights, 0, 24)
                 count(self.table, node, bit)
                 node = node * 2 + bit
-            byte = bytes([node & 0xFF])
-            self.history = self.history[1:] + byte
-            if byte == b"\0":
-                return name
-            name += byte
+            self.history = self.history[1:] + bytes([node & 0xFF])
+            if node == 256:
+                return bytes(name)
+            name.append(node & 0xFF)
             require(len(name) <= 65_536, "a name is too long")
 
 
@@ -325,7 +324,7 @@ def read_header(d, version, indexed, file_bytes):
 
 
 def read_book(d, most_values):
-    """A codebook: its type, and the raw bits of its values in order."""
+    """A codebook: its type, the raw bits of its values in order, and which of them is 0, or -1."""
     kind = d.number("type")
     require(kind < len(TAGS), "an unknown element type")
     tag = TAGS[kind]
@@ -356,7 +355,7 @@ def read_book(d, most_values):
     require(len(set(values)) == len(values), "the same value twice")
     require(tag != "BOOL" or all(value < 2 for value in values), "a boolean above 1")
     require(not any(is_negative_zero(value, tag) for value in values), "-0.0 in a codebook")
-    return tag, values
+    return tag, values, values.index(0) if 0 in values else -1
 
 
 def is_negative_zero(bits, tag):
@@ -386,12 +385,11 @@ class Content:
         self.weights = [w * 65536 // 100 for w in FIRST_WEIGHTS]
         self.shared, self.activity, self.planes = {}, [], {}
 
-    def tied(self, d, shape, codebook, bits):
+    def tied(self, d, shape, codebook, size, zero):
         """Indices in C order."""
         rows, columns = (
             (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
         )
-        size, zero = len(bits), bits.index(0) if 0 in bits else -1
         require(size or not rows * columns, "elements of an empty codebook")
         if not rows * columns or size <= 1:
             return [0] * (rows * columns)
@@ -686,8 +684,8 @@ def weigh(entries, aliases, limit):
 def read_tight(d, content, books, entry):
     number, tag = math.prod(entry["shape"]), entry["type"]
     if entry["codebook"] >= 0:
-        bits = books[entry["codebook"]][1]
-        indices = content.tied(d, entry["shape"], entry["codebook"], bits)
+        _, bits, zero = books[entry["codebook"]]
+        indices = content.tied(d, entry["shape"], entry["codebook"], len(bits), zero)
         if entry["run"]:
             rows = content.kept(d, entry["scales"], 4, "scales")
             return scaled_elements(indices, books, entry, from_planes(rows, 4, "F32"))
@@ -743,15 +741,15 @@ FRACTION_BITS = {"F32": 23, "F16": 10, "BF16": 7}
 
 
 def scaled_elements(indices, books, entry, scales):
-    tag, values = books[entry["codebook"]]
+    tag, values, _ = books[entry["codebook"]]
     sign = 1 << (8 * TYPES[tag] - 1)
-    integers = [(value ^ sign) - sign for value in values]
     scales = [int.from_bytes(scales[i : i + 4], "little") for i in range(0, len(scales), 4)]
     require(all((scale >> 23 & 0xFF) < 0xFF for scale in scales), "a scale that is not finite")
     out, size = bytearray(), TYPES[entry["type"]]
     for i, index in enumerate(indices):
         scale = scales[i // entry["run"] % len(scales)]
-        out += scaled(scale, integers[index], entry["type"]).to_bytes(size, "little")
+        integer = (values[index] ^ sign) - sign
+        out += scaled(scale, integer, entry["type"]).to_bytes(size, "little")
     return bytes(out)
 
 

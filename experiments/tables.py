@@ -3,12 +3,14 @@
     python -m experiments.tables            # the table as Markdown
     python -m experiments.tables --write    # put all tables into README.md and docs/
     python -m experiments.tables --check    # load every file, evaluate it again, compare
+    python -m experiments.tables --renew    # the same, and write errors that differ into records
 
 Takes     experiments/records/*/ with record.json, config.toml and model.reef.
 Gives     one row per network and recipe, the mean over its seeds; or records that do not reproduce.
 
-A row appears when its first record does. Records are checked in float64, so that the number of
-wrong answers is the same on every machine.
+A row appears when its first record does. Records are checked in float64, and an answer counts as
+wrong if another output equals the right one but for rounding, so that the number of wrong answers
+is the same on every machine.
 """
 
 import argparse
@@ -505,7 +507,7 @@ def strays() -> Iterator[str]:
             yield f"{run.folder.name}: not the configuration of a recipe of this name"
 
 
-def check() -> Iterator[str]:
+def check(*, renew: bool = False) -> Iterator[str]:
     """Evaluate every committed file again; gives the differences."""
     yield from strays()
     for run in runs():
@@ -527,6 +529,13 @@ def check() -> Iterator[str]:
         for key, value in found.items():
             if value != run.record[key]:
                 yield f"{run.folder.name}: {key} is {value}, the record says {run.record[key]}"
+                if renew and key.endswith("_error"):
+                    _renew(run.folder / "record.json", key, value)
+
+
+def _renew(path: Path, key: str, value: float) -> None:
+    record = json.loads(path.read_text()) | {key: value}
+    path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _markdown(columns: str, rows: list[list[Any]]) -> str:
@@ -546,15 +555,16 @@ def main() -> int:
     """Print the table, or check it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="evaluate every committed file again")
+    parser.add_argument("--renew", action="store_true", help="the same; write errors that differ")
     parser.add_argument("--write", action="store_true", help="put the tables into the documents")
     options = parser.parse_args()
     if options.write:
         for document in DOCUMENTS:
             document.write_text(written(document.read_text()))
-    if not options.check:
+    if not (options.check or options.renew):
         print(table())
         return 0
-    differences = list(check())
+    differences = list(check(renew=options.renew))
     print("\n".join(differences) or f"all {len(list(runs()))} records hold")
     return 1 if differences else 0
 

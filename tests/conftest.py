@@ -38,9 +38,6 @@ def seeded():
     seed_random_numbers()
 
 
-collect_ignore = ["format/fuzz_atheris.py"]  # needs atheris, and is run by itself
-
-
 def pytest_collection_modifyitems(items):
     """Tests that need MNIST are skipped where nobody says where it is."""
     if not os.environ.get("REEFKNOT_DATA"):

@@ -8,3 +8,4 @@ _SPEC = importlib.util.spec_from_file_location(
 )
 reference = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(reference)
+TAGS = list(reference.TYPES)

@@ -137,9 +137,9 @@ class Content:
         planes = defaultdict(lambda: (Table(), [65536, 26000, 26000, 0] * 8))
         self.of_kept = run(python_of(8), planes=planes, **PREDICTION)
 
-    def tied(self, d, shape, codebook, bits):
-        reference.require(bits or not math.prod(shape), "elements of an empty codebook")
-        self.of_tied.update(d=d, size=len(bits), zero=bits.index(0) if 0 in bits else -1)
+    def tied(self, d, shape, codebook, size, zero):
+        reference.require(size or not math.prod(shape), "elements of an empty codebook")
+        self.of_tied.update(d=d, size=size, zero=zero)
         return [index for row in self.of_tied["tied"](d, shape, codebook) for index in row]
 
     def kept(self, d, number, size, tag):

@@ -243,6 +243,44 @@ def test_float64_settles_what_float32_cannot() -> None:
     assert error_percent(_Sum(), torch.ones(1, 1), label, exact=True) == 0.0
 
 
+class _Sums(nn.Module):
+    """Three outputs: sums of thirds of the same ten inputs, each in its own order."""
+
+    def __init__(self, orders: list[list[int]]) -> None:
+        super().__init__()
+        self.orders = orders
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        sums = []
+        for order in self.orders:
+            total = torch.zeros_like(inputs[:, 0])
+            for column in order:
+                total = total + inputs[:, column] / 3
+            sums.append(total)
+        return torch.stack(sums, dim=1)
+
+
+def test_outputs_that_are_equal_but_for_rounding_are_wrong_in_every_order_of_summation() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(300, 10) * 10.0 ** torch.arange(-3, 2).repeat(2)
+    orders = [list(range(10)), list(range(9, -1, -1)), [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]]
+    outputs = _Sums(orders)(inputs.double())
+    assert 30 < int((outputs[:, 0] > outputs[:, 1]).sum()) < 270  # rounding alone decides
+    for shift in range(3):
+        model = _Sums(orders[shift:] + orders[:shift])
+        for label in range(3):
+            labels = torch.full((300,), label)
+            assert error_percent(model, inputs, labels, exact=True) == 100.0
+
+
+def test_an_output_that_is_clearly_the_largest_is_right_although_two_others_are_equal() -> None:
+    outputs = torch.tensor([[1.0, 1.0, 1.0 + 1e-5], [2.0, -1.0, -1.0], [0.0, 0.0, 0.0]])
+    labels = torch.tensor([2, 0, 1])
+    found = error_percent(_Echo(), outputs, labels, exact=True)
+    assert found == pytest.approx(100 / 3)
+    assert error_percent(_Echo(), outputs * math.nan, labels, exact=True) == 100.0
+
+
 def test_an_exact_error_is_measured_on_a_copy() -> None:
     model = nn.Linear(1, 2)
     error_percent(model, torch.ones(1, 1), torch.tensor([0]), exact=True)

@@ -86,11 +86,11 @@ def _reading(stream: np.ndarray) -> np.ndarray:
 class Coder:
     """A range coder with the contexts of one stream."""
 
-    def __init__(self, stream: bytes | np.ndarray | None = None, *, room: int = 1 << 16) -> None:
-        """A writer with `room` for so many bytes, or a reader of `stream`."""
+    def __init__(self, stream: bytes | np.ndarray | None = None) -> None:
+        """A writer, or a reader of `stream`."""
         self.writing = stream is None
         if stream is None:
-            self.buffer = np.zeros(room, np.uint8)
+            self.buffer = np.zeros(1 << 16, np.uint8)
         elif not len(stream):
             self.buffer = np.zeros(1, np.uint8)  # a stream of no bytes reads as zeros
         elif isinstance(stream, np.ndarray):

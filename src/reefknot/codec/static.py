@@ -56,14 +56,15 @@ def read_symbols(
         ],
         np.int64,
     )
-    offset = np.arange(total) - np.repeat(np.cumsum(frequency) - frequency, frequency)
-    owner = np.repeat(np.arange(size), frequency)
-    entries = owner << 32 | (frequency[owner] - 1) << 16 | offset
+    present = np.flatnonzero(frequency)
+    share = frequency[present]
+    first = np.cumsum(share) - share
+    entries = np.arange(total) + np.repeat((present << 32) + ((share - 1) << 16) - first, share)
     part = np.zeros(min(CHUNK, len(symbols)), np.uint16)
     words, held = np.zeros(len(part), np.uint16), 0
     for at in range(0, len(symbols), CHUNK):
         number = min(CHUNK, len(symbols) - at)
-        more = min(number - held, left)  # a symbol takes one word at most
+        more = max(0, min(number - held, left))  # a symbol takes one word at most
         words[held : held + more] = np.frombuffer(take(2 * more), "<u2")
         held, left = held + more, left - more
         used = int(k.rans_decode(part[:number], entries, precision, words[:held], states))

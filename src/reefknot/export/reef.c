@@ -1,4 +1,4 @@
-/* A reader of .reef files, version 1, in one C99 file.
+/* A reader of .reef files, versions 1 and 2, in one C99 file.
 
    It follows docs/format.md section by section, refuses exactly what that page refuses, and uses only
    the memory that it is given: its beginning for results, its end for everything else. To use it, copy
@@ -58,11 +58,11 @@ struct context { uint16_t seen, ones; };
 
 enum { /* kinds of numbers, and where the contexts of each kind of flag begin */
     BOOKS, ENTRIES, ALIASES, TYPE, VALUES, EXPONENT, EXPONENTS, RANK, SIZE, BYTES, FREQUENCY, WORDS,
-    NUMBER_KINDS
+    RUN, SCALES, NUMBER_KINDS
 };
 enum {
     ZERO, SAME_CODEBOOK, NEXT_CODEBOOK, SAME_RANK, METHOD, PIVOT_IS_ZERO, BY_COLUMN, MAPS, TABLE,
-    KEPT = 16, TRAINABLE = KEPT + 64, SAME_TYPE = TRAINABLE + 64, GUESS = SAME_TYPE + 64,
+    SCALED, SAME_RUN, EVERY_SCALE, KEPT = 16, TRAINABLE = KEPT + 64, SAME_TYPE = TRAINABLE + 64, GUESS = SAME_TYPE + 64,
     GRID_FLAG = GUESS + 3 * 40, FLAGS = GRID_FLAG + 40
 };
 
@@ -76,6 +76,7 @@ struct stream { /* bits, and the models that start with them */
 struct book { /* values are raw bits; shared are contexts of magnitudes, from tensor to tensor */
     enum reef_type type;
     uint32_t number;
+    int64_t zero; /* the index of the value whose bits are all 0, or -1 */
     uint64_t *values;
     struct context *shared;
 };
@@ -83,7 +84,7 @@ struct book { /* values are raw bits; shared are contexts of magnitudes, from te
 struct entry { /* a tensor, its codebook (NULL if it is kept), and its stream in an indexed file */
     struct reef_tensor *tensor;
     struct book *book;
-    uint64_t elements, bytes;
+    uint64_t elements, bytes, run, scales; /* the run is 0 if there are none */
     uint32_t crc, fast;
 };
 
@@ -93,6 +94,7 @@ struct planes { struct context table[PLANE_SLOTS]; int64_t weights[32]; }; /* of
 struct reader {
     jmp_buf out;
     const char *why;
+    unsigned version;
     uint8_t *low, *high; /* memory that is free */
     uint16_t squash[2 * STRETCH_MAX + 1];
     int16_t stretch[4096];
@@ -106,7 +108,7 @@ struct reader {
     int64_t weights[34];
     uint8_t *activity; /* of each unit: 1 + the number's bits, up to 7 */
     uint64_t num_units;
-    struct planes *planes[REEF_NUM_TYPES];
+    struct planes *planes[REEF_NUM_TYPES + 1]; /* of each type, and of scales */
 };
 
 static const uint8_t item_bytes[] = { 4, 2, 2, 8, 1, 1, 1, 1, 1, 8, 1, 1, 1, 2, 2, 4, 4, 8, 8 };
@@ -164,9 +166,10 @@ static void weigh(struct reader *r, uint64_t limit) {
     uint64_t i, total = 0;
     for (i = 0; i < r->file->num_tensors; i++) {
         struct reef_tensor *tensor = r->file->tensors + i;
-        if (tensor->bytes > limit - total)
-            stop(r, REEF_LIMIT, "the tensors would take up more than the limit");
-        total += tensor->bytes;
+        uint64_t owner = i < r->num_entries ? i : r->owners[i - r->num_entries];
+        uint64_t bytes = tensor->bytes + 4 * r->entries[owner].scales;
+        if (bytes > limit - total) stop(r, REEF_LIMIT, "the tensors would take up more than the limit");
+        total += bytes;
     }
     for (i = 0; i < r->num_entries; i++) r->file->tensors[i].data = result(r, r->file->tensors[i].bytes, 1);
     for (i = 0; i < r->num_aliases; i++)
@@ -211,7 +214,7 @@ static void read_indexed(struct reader *r, const uint8_t *data, size_t size, uin
         }
         r->high = high;
         if (entry->book) entry->book->shared = NULL;
-        r->planes[entry->tensor->type] = NULL;
+        r->planes[entry->run ? REEF_NUM_TYPES : entry->tensor->type] = NULL;
     }
 }
 
@@ -229,10 +232,10 @@ enum reef_status reef_read(const void *data, size_t size, void *memory, size_t m
     status = setjmp(r->out);
     if (status == 0) {
         require(r, size >= 4 && memcmp(bytes, "REF", 3) == 0, "this is not a .reef file");
-        require(r, bytes[3] == 0x01 || bytes[3] == 0x81,
-                "the file is not of version 1, which this reader knows; use reefknot unpack");
+        r->version = bytes[3] & 0x7Fu;
+        require(r, r->version == 1 || r->version == 2, "the file is of another version than 1 and 2");
         make_tables(r);
-        if (bytes[3] == 0x01) read_solid(r, bytes, size, limit);
+        if (bytes[3] < 0x80) read_solid(r, bytes, size, limit);
         else read_indexed(r, bytes, size, limit);
         file->why = NULL;
         return REEF_FINE;
@@ -526,12 +529,13 @@ static void read_book(struct reader *r, struct book *book, uint64_t most_values)
     below += has_zero; ascending(r, book->values + below, n - below, low, high);
     require(r, !has_zero || below == n || book->values[below], "a codebook has a value twice");
     for (i = below; i < n; i++) book->values[i] = book->values[i] << shift ^ flip;
-    for (i = 0; i < n; i++) {
+    for (i = 0, book->zero = -1; i < n; i++) {
         uint64_t v = book->values[i];
         int fnuz = kind == REEF_F8_E4M3FNUZ || kind == REEF_F8_E5M2FNUZ;
         require(r, kind != REEF_BOOL || v < 2, "a boolean is above 1");
         require(r, kind != REEF_C64 || !v || v & 0x7FFFFFFF7FFFFFFFu, "a codebook has -0.0");
         require(r, !e || fnuz || v != sign, "a codebook has -0.0");
+        if (!v) book->zero = (int64_t)i;
     }
 }
 
@@ -560,8 +564,11 @@ static void read_shape(struct reader *r, struct reef_tensor *tensor, const struc
 }
 
 static void read_entry(struct reader *r, struct entry *entry, const struct entry *like,
-                       unsigned kind, int64_t outputs, int64_t *last) {
+                       unsigned kind, int64_t outputs, int64_t *last, uint64_t *last_run) {
+    static const enum reef_type scaled_types[] = { REEF_F32, REEF_F16, REEF_BF16 };
     struct reef_tensor *tensor = entry->tensor;
+    uint64_t every;
+    int scaled = 0;
     unsigned i;
     if (flag(r, KEPT, kind, 8000)) {
         flag(r, TRAINABLE, kind, 32768);
@@ -573,10 +580,20 @@ static void read_entry(struct reader *r, struct entry *entry, const struct entry
             *last = flag(r, NEXT_CODEBOOK, 0, 50000) ? *last + 1 : (int64_t)uniform(r, r->num_books - 1);
         require(r, *last >= 0 && (uint64_t)*last < r->num_books, "a codebook is not there");
         entry->book = r->books + *last; tensor->type = entry->book->type;
+        if (r->version > 1 && (tensor->type == REEF_I8 || tensor->type == REEF_I16))
+            scaled = flag(r, SCALED, 0, 60000);
+        if (scaled) tensor->type = scaled_types[uniform(r, 2)];
     }
     read_shape(r, tensor, like, outputs);
     for (i = 0, entry->elements = 1; i < tensor->rank; i++) entry->elements *= tensor->shape[i];
     tensor->bytes = entry->elements * item_bytes[tensor->type];
+    if (!scaled) return;
+    if (!*last_run || !flag(r, SAME_RUN, 0, 32768)) *last_run = 1 + number(r, RUN);
+    entry->run = *last_run; every = entry->elements / entry->run + (entry->elements % entry->run > 0);
+    entry->scales = every;
+    if (flag(r, EVERY_SCALE, 0, 60000)) return;
+    entry->scales = number(r, SCALES);
+    require(r, entry->scales && entry->scales < every, "scales do not fit");
 }
 static void read_place(struct reader *r, struct entry *entry) {
     entry->fast = (uint32_t)flag(r, METHOD, 0, 32768); entry->bytes = number(r, BYTES);
@@ -584,7 +601,7 @@ static void read_place(struct reader *r, struct entry *entry) {
 }
 
 static void read_header(struct reader *r, int indexed, uint64_t file_bytes) {
-    uint64_t i, num_values = 0, num_characters = 0, parts;
+    uint64_t i, num_values = 0, num_characters = 0, parts, last_run = 0;
     int64_t outputs = -1, last = -1;
     struct strings endings, names;
     unsigned kind;
@@ -619,7 +636,8 @@ static void read_header(struct reader *r, int indexed, uint64_t file_bytes) {
             for (kind = 0; ending < tensor->name_bytes; ending++)
                 kind = (kind + (uint8_t)tensor->name[ending]) % 64;
             r->entries[i].tensor = tensor;
-            read_entry(r, r->entries + i, *index ? r->entries + *index - 1 : NULL, kind, outputs, &last);
+            read_entry(r, r->entries + i, *index ? r->entries + *index - 1 : NULL, kind, outputs,
+                       &last, &last_run);
             if (indexed) read_place(r, r->entries + i);
             *index = (uint32_t)(i + 1);
             if (tensor->rank > 1) outputs = (int64_t)tensor->shape[0];
@@ -811,23 +829,34 @@ static void read_lines(struct reader *r, struct matrix *m, int by_column) {
     }
 }
 
-static void put_elements(struct entry *entry, const uint16_t *indices) {
+static uint64_t scaled(uint32_t scale, int64_t integer, enum reef_type type);
+
+/* Elements from indices (NULL: all 0) and scales, if there are any, of four bytes each. */
+static void put_elements(struct reader *r, struct entry *entry, const uint16_t *indices,
+                         const uint8_t *scales) {
     unsigned size = item_bytes[entry->tensor->type], k;
     uint8_t *to = entry->tensor->data;
     uint64_t i, value;
-    for (i = 0; i < entry->elements; i++)
-        for (k = 0, value = entry->book->values[indices ? indices[i] : 0]; k < size; k++, value >>= 8)
-            *to++ = (uint8_t)value;
+    for (i = 0; i < 4 * entry->scales; i += 4)
+        require(r, (four_bytes(scales + i) >> 23 & 0xFF) < 0xFF, "a scale is not finite");
+    for (i = 0; i < entry->elements; i++) {
+        value = entry->book->values[indices ? indices[i] : 0];
+        if (entry->run) {
+            int64_t sign = entry->book->type == REEF_I8 ? 0x80 : 0x8000;
+            value = scaled(four_bytes(scales + 4 * (i / entry->run % entry->scales)),
+                           ((int64_t)value ^ sign) - sign, entry->tensor->type);
+        }
+        for (k = 0; k < size; k++, value >>= 8) *to++ = (uint8_t)value;
+    }
 }
 
 static void read_matrix(struct reader *r, struct entry *entry, struct matrix *m) {
     const struct reef_tensor *tensor = entry->tensor;
     struct book *book = entry->book;
-    uint64_t i, k, zero = 0, lines;
+    uint64_t i, k, lines;
     int by_column = 0, maps = 0;
-    while (zero < book->number && book->values[zero]) zero++;
-    if (zero == book->number || !flag(r, PIVOT_IS_ZERO, 0, 60000)) zero = uniform(r, book->number - 1);
-    m->pivot = (int64_t)zero;
+    m->pivot = book->zero;
+    if (m->pivot < 0 || !flag(r, PIVOT_IS_ZERO, 0, 60000)) m->pivot = (int64_t)uniform(r, book->number - 1);
     m->group = r->num_units && m->columns % r->num_units == 0 ? m->columns / r->num_units : 0;
     if (m->rows > 1 && m->columns > 1) {
         by_column = flag(r, BY_COLUMN, 0, 32768); maps = flag(r, MAPS, 0, 60000);
@@ -858,34 +887,46 @@ static void read_matrix(struct reader *r, struct entry *entry, struct matrix *m)
         }
 }
 
+static void *planes_of(struct reader *r, unsigned kind);
+static void read_rows(struct reader *r, uint8_t *row, uint64_t bytes, unsigned kind);
+
 static void read_tied(struct reader *r, struct entry *entry) {
     const struct reef_tensor *tensor = entry->tensor;
+    struct book *book = entry->book;
     struct matrix m;
-    uint8_t *high;
-    require(r, entry->book->number || !entry->elements, "elements have an empty codebook");
+    uint8_t *high, *scales = NULL;
+    require(r, book->number || !entry->elements, "elements have an empty codebook");
     if (!entry->elements) return;
-    if (entry->book->number == 1) { put_elements(entry, NULL); return; }
-    if (!entry->book->shared) entry->book->shared = scratch(r, 128, sizeof *entry->book->shared);
+    if (book->number > 1 && !book->shared) book->shared = scratch(r, 128, sizeof *book->shared);
+    if (entry->run) planes_of(r, REEF_NUM_TYPES);
     high = r->high; memset(&m, 0, sizeof m);
     m.rows = tensor->rank > 1 ? tensor->shape[0] : 1;
     m.columns = entry->elements / m.rows;
-    m.size = entry->book->number; read_matrix(r, entry, &m); put_elements(entry, m.x);
+    m.size = book->number;
+    if (m.size > 1) read_matrix(r, entry, &m);
+    if (entry->run) {
+        scales = scratch(r, entry->scales, 4);
+        read_rows(r, scales, 4 * entry->scales, REEF_NUM_TYPES);
+    }
+    put_elements(r, entry, m.x, scales);
     r->high = high;
 }
 
 /* ---- 8. Kept tensors ----------------------------------------------------------------------- */
 
-static unsigned unit_bytes(enum reef_type type) { return type == REEF_C64 ? 4 : item_bytes[type]; }
+/* Rows are of a type, or scales. */
+static unsigned unit_bytes(unsigned kind) {
+    return kind == REEF_C64 || kind == REEF_NUM_TYPES ? 4 : item_bytes[kind];
+}
 
 /* Rows of bytes are in place, the highest byte last; undoes the rotation of floats. */
-static void finish_kept(struct entry *entry) {
-    enum reef_type type = entry->tensor->type;
-    unsigned unit = unit_bytes(type), k;
-    uint8_t *row = entry->tensor->data, *end = row + entry->tensor->bytes;
+static void finish_rows(uint8_t *row, uint64_t bytes, unsigned kind) {
+    unsigned unit = unit_bytes(kind), k;
+    uint8_t *end = row + bytes;
     for (; row < end; row += unit) {
         unsigned lowest = row[0] & 1u;
-        if (type == REEF_BOOL) row[0] = (uint8_t)lowest;
-        if (!exponent_bits[type] || unit == 1) continue;
+        if (kind == REEF_BOOL) row[0] = (uint8_t)lowest;
+        if ((kind < REEF_NUM_TYPES && !exponent_bits[kind]) || unit == 1) continue;
         for (k = 0; k < unit; k++)
             row[k] = (uint8_t)(row[k] >> 1 | (k + 1 < unit ? row[k + 1] & 1u : lowest) << 7);
     }
@@ -894,18 +935,22 @@ static struct context *hashed(struct planes *m, unsigned first, uint32_t own, ui
     return m->table + first + ((own * 256 + byte) * 0x2545F491u >> 17);
 }
 
-static void read_kept(struct reader *r, struct entry *entry) {
-    enum reef_type type = entry->tensor->type;
-    unsigned unit = unit_bytes(type), i;
-    uint64_t number = entry->tensor->bytes / unit, predicted, n;
-    struct planes *m = r->planes[type];
-    uint8_t *row = entry->tensor->data;
+static void *planes_of(struct reader *r, unsigned kind) {
+    struct planes *m = r->planes[kind];
+    unsigned i;
+    if (m) return m;
+    m = r->planes[kind] = scratch(r, 1, sizeof *m);
+    for (i = 0; i < 32; i++) m->weights[i] = i % 4 == 0 ? 65536 : i % 4 == 3 ? 0 : 26000;
+    return m;
+}
+
+static void read_rows(struct reader *r, uint8_t *row, uint64_t bytes, unsigned kind) {
+    unsigned unit = unit_bytes(kind), i;
+    uint64_t number = bytes / unit, predicted, n;
+    struct planes *m;
+    uint8_t *start = row;
     if (!number) return;
-    if (!m) {
-        m = r->planes[type] = scratch(r, 1, sizeof *m);
-        for (i = 0; i < 32; i++) m->weights[i] = i % 4 == 0 ? 65536 : i % 4 == 3 ? 0 : 26000;
-    }
-    predicted = uniform(r, unit);
+    m = planes_of(r, kind); predicted = uniform(r, unit);
     require(r, !predicted || number <= UINT64_MAX / predicted, "a tensor is too large");
     spend(r, predicted * number);
     for (n = 0; n < number; n++, row += unit)
@@ -923,12 +968,12 @@ static void read_kept(struct reader *r, struct entry *entry) {
             }
             *byte = (uint8_t)node;
         }
-    finish_kept(entry);
+    finish_rows(start, bytes, kind);
 }
 
 static void read_tight(struct reader *r, struct entry *entry) {
     if (entry->book) read_tied(r, entry);
-    else read_kept(r, entry);
+    else read_rows(r, entry->tensor->data, entry->tensor->bytes, entry->tensor->type);
 }
 
 /* ---- 9. Fast streams ----------------------------------------------------------------------- */
@@ -969,30 +1014,65 @@ static uint64_t read_symbols(struct reader *r, const uint8_t *data, uint64_t byt
     return at;
 }
 
+/* Reads rows; returns the bytes they took. */
+static uint64_t read_fast_rows(struct reader *r, const uint8_t *data, uint64_t bytes, uint8_t *rows,
+                               uint64_t row_bytes, unsigned kind) {
+    unsigned unit = unit_bytes(kind), plane;
+    uint64_t number = row_bytes / unit, at = 0, i;
+    uint16_t *symbols = scratch(r, number, sizeof *symbols);
+    for (plane = unit; plane-- > 0;)
+        if (flag(r, TABLE, 0, 32768)) {
+            at += read_symbols(r, data + at, bytes - at, number, 256, symbols);
+            for (i = 0; i < number; i++) rows[i * unit + plane] = (uint8_t)symbols[i];
+        } else {
+            require(r, number <= bytes - at, "bytes end early");
+            for (i = 0; i < number; i++) rows[i * unit + plane] = data[at++];
+        }
+    finish_rows(rows, row_bytes, kind);
+    return at;
+}
+
 static void read_fast(struct reader *r, struct entry *entry, const uint8_t *data, uint64_t bytes) {
-    unsigned unit = unit_bytes(entry->tensor->type), plane;
-    uint64_t symbols = entry->book ? entry->elements : entry->tensor->bytes / unit, length, used, i;
-    uint16_t *to = scratch(r, symbols, sizeof *to);
-    uint8_t start[4] = { 0, 0, 0, 0 };
+    uint8_t start[4] = { 0, 0, 0, 0 }, *scales = NULL;
+    const struct reef_tensor *tensor = entry->tensor;
+    uint64_t length, at;
     memcpy(start, data, bytes < 4 ? (size_t)bytes : 4); length = four_bytes(start);
     require(r, 4 + length <= bytes, "a head is longer than its stream");
-    begin_stream(r, data + 4, length, UINT64_MAX); data += 4 + length;
-    bytes -= 4 + length;
-    for (plane = 0; plane < (entry->book ? 1 : unit); plane++) {
-        if (entry->book) {
-            used = read_symbols(r, data, bytes, symbols, entry->book->number, to);
-            put_elements(entry, to);
-        } else if (flag(r, TABLE, 0, 32768)) {
-            used = read_symbols(r, data, bytes, symbols, 256, to);
-            for (i = 0; i < symbols; i++) entry->tensor->data[i * unit + unit - 1 - plane] = (uint8_t)to[i];
-        } else {
-            used = symbols;
-            require(r, symbols <= bytes, "bytes end early");
-            for (i = 0; i < symbols; i++) entry->tensor->data[i * unit + unit - 1 - plane] = data[i];
+    begin_stream(r, data + 4, length, UINT64_MAX); at = 4 + length;
+    if (entry->book) {
+        uint16_t *indices = scratch(r, entry->elements, sizeof *indices);
+        at += read_symbols(r, data + at, bytes - at, entry->elements, entry->book->number, indices);
+        if (entry->run) {
+            scales = scratch(r, entry->scales, 4);
+            at += read_fast_rows(r, data + at, bytes - at, scales, 4 * entry->scales, REEF_NUM_TYPES);
         }
-        data += used; bytes -= used;
-    }
-    if (!entry->book) finish_kept(entry);
+        put_elements(r, entry, indices, scales);
+    } else at += read_fast_rows(r, data + at, bytes - at, tensor->data, tensor->bytes, tensor->type);
     end_stream(r);
-    require(r, bytes == 0, "bytes are left over in a stream");
+    require(r, at == bytes, "bytes are left over in a stream");
+}
+
+/* ---- 10. Scales ---------------------------------------------------------------------------- */
+
+/* The bits of a product, rounded once to the nearest, ties to even. */
+static uint64_t scaled(uint32_t scale, int64_t integer, enum reef_type type) {
+    int fraction = type == REEF_F32 ? 23 : type == REEF_F16 ? 10 : 7, width = exponent_bits[type];
+    int exponent = scale >> 23 & 0xFF, drop, field;
+    uint64_t sign = (scale >> 31) ^ (integer < 0), infinity, m;
+    m = integer == -32768 ? 0 : (uint64_t)(integer < 0 ? -integer : integer);
+    m *= (scale & 0x7FFFFF) | (uint32_t)(exponent > 0) << 23;
+    drop = (int)bits_of(m) - fraction - 1; /* bits that the result has no room for */
+    field = (exponent ? exponent : 1) - 151 + drop + fraction + (1 << (width - 1));
+    infinity = (((uint64_t)1 << width) - 1) << fraction;
+    sign <<= fraction + width;
+    if (!m) return sign;
+    if (field < 1) { drop += 1 - field; field = 1; }
+    if (drop > 0) {
+        uint64_t rest, half;
+        drop = drop < 62 ? drop : 62;
+        half = (uint64_t)1 << (drop - 1); rest = m & (2 * half - 1);
+        m >>= drop; m += rest > half || (rest == half && m & 1);
+    } else { m <<= -drop; }
+    m += ((uint64_t)field << fraction) - ((uint64_t)1 << fraction);
+    return sign | (m < infinity ? m : infinity);
 }

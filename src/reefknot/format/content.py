@@ -33,8 +33,7 @@ class SolidContent:
         book: layout.Book,
     ) -> np.ndarray:
         """Code indices into a sorted codebook; a reader passes None and gets them back."""
-        size = len(book.bits)
-        zero = book.bits.index(0) if 0 in book.bits else -1
+        size, zero = len(book.bits), book.zero
         pivot = max(zero, 0)
         if math.prod(shape) and size > 1:
             if indices is not None:

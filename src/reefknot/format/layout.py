@@ -14,6 +14,7 @@ docs/format.md is the specification.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from reefknot.codec.coder import Coder
@@ -92,6 +93,11 @@ class Book:
 
     dtype: DType
     bits: tuple[int, ...]
+
+    @cached_property
+    def zero(self) -> int:
+        """The index of the value whose bits are all 0, or -1."""
+        return self.bits.index(0) if 0 in self.bits else -1
 
 
 @dataclass(frozen=True)
@@ -332,18 +338,20 @@ def _code_shape(
 
 def ordered(bits: int, dtype: DType) -> tuple[bool, int]:
     """A value's raw bits as (is negative, magnitude); unsigned for types without a sign bit."""
-    width = 8 * dtype.item_bytes
+    sign = 8 * dtype.item_bytes - 1
     if dtype.tag in EXPONENT_BITS:
-        return bool(bits >> (width - 1)), bits & ((1 << (width - 1)) - 1)
-    return False, bits ^ (1 << (width - 1)) if dtype.tag in ("I8", "I16", "I32", "I64") else bits
+        return bool(bits >> sign), bits & ((1 << sign) - 1)
+    return False, bits ^ _flip(dtype)
 
 
 def raw(negative: bool, magnitude: int, dtype: DType) -> int:
     """The inverse of `ordered`."""
-    width = 8 * dtype.item_bytes
-    if dtype.tag in EXPONENT_BITS:
-        return magnitude | (negative << (width - 1))
-    return magnitude ^ (1 << (width - 1)) if dtype.tag in ("I8", "I16", "I32", "I64") else magnitude
+    return magnitude ^ _flip(dtype) | negative << 8 * dtype.item_bytes - 1
+
+
+def _flip(dtype: DType) -> int:
+    """The bit that is inverted, so that signed integers ascend like their bits."""
+    return 1 << 8 * dtype.item_bytes - 1 if dtype.tag in ("I8", "I16", "I32", "I64") else 0
 
 
 def sort_key(bits: int, dtype: DType) -> int:
@@ -385,10 +393,7 @@ def _code_book(coder: Coder, book: Book, claims: _Claims | None = None) -> Book:
     below = coder.ascending([m >> shift for m in below], num_below, low, high)
     above = coder.ascending([m >> shift for m in above], num_above, low, high)
     bits = [raw(True, m << shift, dtype) for m in reversed(below)]
-    bits += [0] if has_zero and dtype.tag in EXPONENT_BITS else []
-    bits += [raw(False, m << shift, dtype) for m in above]
-    if has_zero and dtype.tag not in EXPONENT_BITS:
-        bits = [raw(False, 0, dtype), *bits]
+    bits += [raw(False, m << shift, dtype) for m in [0] * has_zero + above]
     return Book(dtype, tuple(bits))
 
 

@@ -123,13 +123,15 @@ def _open(file: io.BufferedIOBase) -> _Opened:
         raise FormatError(
             f"version {head[3:].hex() or 'missing'} is unknown; a newer reefknot may read it"
         )
-    if size < layout.HEAD_BYTES + layout.CHECK_BYTES:
+    indexed = head[3] & layout.IS_INDEXED
+    fixed = layout.HEAD_BYTES + layout.CHECK_BYTES + (layout.LENGTH_BYTES if indexed else 0)
+    if size < fixed:
         raise FormatError(
             f"{size} bytes are too few for a .reef file; it is truncated, fetch it again"
         )
     blank = layout.Header(version=head[3] & ~layout.IS_INDEXED)
-    if not head[3] & layout.IS_INDEXED:
-        body = _bytes_of(file, size - layout.HEAD_BYTES - layout.CHECK_BYTES)
+    if not indexed:
+        body = _bytes_of(file, size - fixed)
         found, stored = zlib.crc32(body.data, zlib.crc32(head)), file.read(layout.CHECK_BYTES)
         _check(found, stored, "its checksum")
         coder = Coder(body)
@@ -149,10 +151,6 @@ def _bytes_of(file: io.BufferedIOBase, number: int) -> np.ndarray:
 
 def _open_indexed(file: io.BufferedIOBase, head: bytes, size: int, blank: layout.Header) -> _Opened:
     fixed = layout.HEAD_BYTES + layout.LENGTH_BYTES + layout.CHECK_BYTES
-    if size < fixed:
-        raise FormatError(
-            f"{size} bytes are too few for a .reef file; it is truncated, fetch it again"
-        )
     file.seek(size - layout.LENGTH_BYTES - layout.CHECK_BYTES)
     length = int.from_bytes(file.read(layout.LENGTH_BYTES), "little")
     if length > size - fixed:

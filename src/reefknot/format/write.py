@@ -77,9 +77,7 @@ def _solid(state: TiedState) -> bytes | None:
     entries = tuple(_entry(state, tensor) for tensor in state.tensors)
     owners = {entry.name: number for number, entry in enumerate(entries)}
     aliases = tuple((alias, owners[name]) for alias, name in state.aliases.items())
-    names = sum(len(name) for name in (*owners, *state.aliases)) * 5
-    values = sum(len(book) for book in state.codebooks) * 10
-    coder = Coder(room=4096 + names + values + 64 * len(entries))
+    coder = Coder()
     version = layout.version_of(entries)
     header = layout.Header(
         tuple(book for book, _ in sorted_books), entries, aliases, version=version
@@ -162,9 +160,7 @@ class IndexedWriter:
     def finish(self, aliases: dict[str, str]) -> None:
         """Write the header, which ends the file."""
         owners = {entry.name: number for number, entry in enumerate(self._entries)}
-        names = sum(len(name) for name in (*owners, *aliases)) * 5
-        values = sum(len(book.bits) for book, _ in self._books) * 10
-        coder = Coder(room=4096 + names + values + 96 * len(self._entries))
+        coder = Coder()
         header = layout.Header(
             tuple(book for book, _ in self._books),
             tuple(self._entries),

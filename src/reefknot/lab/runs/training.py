@@ -202,8 +202,12 @@ def _narrowed(model: nn.Module, method: Method, batches: Batches) -> Callable[[T
     return smaller
 
 
-# Float32 may be off by this share of the outputs' spread, and by far less in practice.
-_DOUBTFUL = 1e-2
+# Float32 may be off by this share of the outputs' spread, or by that of the largest of them (where
+# they all but agree); by far less in practice.
+_DOUBTFUL, _DOUBTFUL_OF_ALL = 1e-2, 1e-4
+# Outputs that differ by less than this share of the largest one are equal: in float64, sums in
+# another order differ by some 1e-14 of it, those of different values in all records by 1e-7.
+_EQUAL = 1e-10
 
 
 def error_percent(
@@ -212,8 +216,9 @@ def error_percent(
     """The error rate of the model on these examples, in percent.
 
     With `exact` the count is that of float64, and so the same on every machine: examples whose two
-    largest outputs nearly agree in float32 are computed again. With `bf16` the network computes in
-    bfloat16, as it does in training.
+    largest outputs nearly agree in float32 are computed again, and are wrong if another output
+    equals the right one, but for rounding. With `bf16` the network computes in bfloat16, as it does
+    in training.
     """
     wrong = 0
     with torch.no_grad(), blamed_on("evaluating the network"):
@@ -223,12 +228,19 @@ def error_percent(
         for x, y in zip(inputs.split(1000), labels.split(1000), strict=True):
             with reduced_precision(x, bf16):
                 outputs = model(x)
-            found = outputs.argmax(1)
+            right = outputs.argmax(1) == y
             if precise is not None and bool((doubtful := _doubtful(outputs)).any()):
-                found[doubtful] = precise(x[doubtful].double()).argmax(1)
-            wrong += int((found != y).sum())
+                right[doubtful] = _is_right(precise(x[doubtful].double()), y[doubtful])
+            wrong += int((~right).sum())
     model.train(was_training)
     return 100 * wrong / len(labels)
+
+
+def _is_right(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Examples whose right output exceeds every other by more than rounding."""
+    right = outputs.gather(1, labels[:, None])
+    others = outputs.scatter(1, labels[:, None], -math.inf).amax(1, keepdim=True)
+    return (right - others > _EQUAL * outputs.abs().amax(1, keepdim=True)).flatten()
 
 
 def _doubtful(outputs: Tensor) -> Tensor:
@@ -236,5 +248,5 @@ def _doubtful(outputs: Tensor) -> Tensor:
     if outputs.shape[1] < 2:
         return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
     first, second = outputs.topk(2, 1).values.unbind(1)
-    clear = first - second > _DOUBTFUL * (first - outputs.amin(1))
-    return ~clear  # true for NaN, too
+    off = _DOUBTFUL * (first - outputs.amin(1)) + _DOUBTFUL_OF_ALL * outputs.abs().amax(1)
+    return ~(first - second > off)  # true for NaN, too
