@@ -382,6 +382,50 @@ def ddp(result):
     ])  # fmt: skip
 
 
+def strangers(result):
+    """Means over seeds; what a rival has at the same bytes stands beside it."""
+    points = {}
+    for row in result["rows"]:
+        if row["schedule"] == "own" and "rival" in row:
+            points.setdefault(
+                (row["start"], row["network"], row["ratio"], row["steps"]), []
+            ).append(row)
+    titles = [
+        "start",
+        "network",
+        "times smaller",
+        "seeds",
+        "dense",
+        "ours",
+        "rival",
+        "ours − rival",
+        "file bytes",
+    ]
+    titles += ["of the target", "rival's bytes", "rival", "said before"]
+    return markdown(titles, [_stranger(points[key]) for key in sorted(points, key=_point_order)])
+
+
+def _point_order(key):
+    start, network, ratio, steps = key
+    return start, network, steps, ratio
+
+
+def _stranger(rows):
+    def mean(key):
+        found = [row[key] for row in rows if row.get(key) is not None]
+        return sum(found) / len(found) if len(found) == len(rows) else None
+
+    first, size, own = rows[0], mean("bytes"), mean("ours")
+    accuracies = [mean("dense"), own, mean("rival"), own and own - mean("rival")]
+    return [
+        first["start"], first["network"], str(first["ratio"]), str(len(rows)),
+        *("refused" if value is None else f"{value:.2f}" for value in accuracies),
+        f"{size:,.0f}" if size else "", f"{100 * size / mean('target'):.0f} %" if size else "",
+        f"{mean('rival bytes'):,.0f}", "int{}, {}".format(*first["rival kind"]),
+        "yes" if all(row["announced"] for row in rows) else "",
+    ]  # fmt: skip
+
+
 def large(result):
     return markdown(
         [f"VGG-16, 15 million weights, threads: {result['threads']}", "seconds"],
@@ -410,6 +454,7 @@ def filled(text):
         ("scaling", scaling),
         ("ddp", ddp),
         ("large", large),
+        ("strangers", strangers),
     ):
         path = RESULTS / f"{name}.json"
         if not path.exists() or f"<!-- {name} -->" not in text:
