@@ -132,8 +132,9 @@ class Processes(Reducer):
             most = int(self.all_reduce_max(np.array([len(points)]))[0])
             if most > MOST_GATHERED:
                 raise TyingError(
-                    f"{most:,} distinct values of sharded weights would have to be gathered to be "
-                    f"clustered, more than {MOST_GATHERED:,}; were weights set to one another?"
+                    f"one process holds {most:,} distinct values of sharded weights, more than the "
+                    f"{MOST_GATHERED:,} that are gathered, so they are not tied yet; pack the "
+                    'network first, give num_clusters, or begin with "trained"'
                 )
             rows = np.stack([points.view(np.int64), counts])
             found = list(self._gathered(rows, most, group))
