@@ -7,7 +7,8 @@ Gives     the model with running means and variances of these inputs; the layer 
 Unaware   of how weights were changed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -158,3 +159,43 @@ def make_canonical(norm: _BatchNorm, bias: nn.Parameter | None) -> None:
         getattr(norm, name).copy_(values)
         if bias is not None:
             bias.zero_()
+
+
+@contextmanager
+def filled(model: nn.Module) -> Iterator[None]:
+    """While this lasts, statistics that are still those of a new layer hold arbitrary numbers.
+
+    A file with them has the size that it will have after some training.
+    """
+    noise = torch.Generator().manual_seed(0)
+    before = [
+        (statistic, statistic.clone())
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm) and is_new(layer)
+        for statistic in (layer.running_mean, layer.running_var)
+        if statistic is not None
+    ]
+    try:
+        for statistic, _ in before:
+            values = torch.empty(statistic.shape).log_normal_(generator=noise)
+            statistic.copy_(values)
+        yield
+    finally:
+        for statistic, values in before:
+            statistic.copy_(values)
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether a model has a BatchNorm that can be folded."""
+    return any(
+        isinstance(layer, _BatchNorm) and layer.affine and layer.running_mean is not None
+        for layer in model.modules()
+    )
+
+
+def is_new(layer: _BatchNorm) -> bool:
+    """Whether a layer's statistics have never been estimated."""
+    mean, variance = layer.running_mean, layer.running_var
+    return (
+        mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+    )

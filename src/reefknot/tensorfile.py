@@ -39,6 +39,15 @@ _IN_FOLDERS = (
 # What a torch file may inflate to: the larger of this, and of so many times its own bytes.
 _INFLATED_BYTES, _INFLATED_TIMES = 64 << 20, 32
 _DAMAGED = "it is damaged or of another kind"
+_NAMED = 8  # keys that a message names
+_OTHERS = {
+    ".onnx": "an ONNX model; pack the state dict that it was exported from",
+    ".npz": "an archive of numpy arrays; give them to reefknot.pack as a dict of arrays",
+    ".npy": "a numpy array; give it to reefknot.pack in a dict of arrays",
+    ".py": "a Python program; pack a checkpoint, and name the program by --model MODULE:FUNCTION",
+    ".gguf": "a GGUF file; pack the checkpoint that it was made from",
+    ".h5": "an HDF5 file; save the weights as safetensors",
+}
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -88,13 +97,16 @@ def reader_of(name: str, value: Any) -> tuple[Any, DType, Callable[[], np.ndarra
     )
 
 
-def open_tensors(path: Path | str) -> list[FoundTensor]:
-    """The tensors of a checkpoint in order, read lazily except from torch's own files."""
+def open_tensors(path: Path | str, key: str | None = None) -> list[FoundTensor]:
+    """The tensors of a checkpoint in order, read lazily except from torch's own files.
+
+    `key` names the state dict inside of a torch file that holds more, such as "net" or "ema.model".
+    """
     files = files_of(path)
     promised: set[str] = set()
     if len(files) > 1:
         promised, files = set(_weight_map(files[0])), files[1:]
-    found = [tensor for file in files for tensor in _open(file)]
+    found = [tensor for file in files for tensor in _open(file, key)]
     names: set[str] = set()
     for tensor in found:
         if tensor.name in names:
@@ -154,7 +166,13 @@ def _weight_map(path: Path) -> dict[str, str]:
     return where
 
 
-def _open(path: Path) -> list[FoundTensor]:
+def _open(path: Path, key: str | None) -> list[FoundTensor]:
+    if path.suffix in _OTHERS:
+        raise FormatError(f"{path} is {_OTHERS[path.suffix]}")
+    if key is not None and path.suffix not in _TORCH_ENDINGS:
+        raise ReefknotError(
+            f"a key chooses in a torch file ({', '.join(_TORCH_ENDINGS)}), not in {path}"
+        )
     try:
         with reading(path) as file:
             head = file.read(8)
@@ -162,7 +180,7 @@ def _open(path: Path) -> list[FoundTensor]:
             raise FormatError(
                 f"{path} is a .reef file already; name a checkpoint, or unpack it first"
             )
-        return _torch(path) if path.suffix in _TORCH_ENDINGS else _safetensors(path)
+        return _torch(path, key) if path.suffix in _TORCH_ENDINGS else _safetensors(path)
     except OSError as error:
         raise ReefknotError(f"{path} could not be read: {error.strerror or error}") from error
 
@@ -280,17 +298,16 @@ def _read_part(path: Path, row: _Row, base: int, start: int, count: int) -> np.n
 # ---- torch ------------------------------------------------------------------------------------
 
 
-def _torch(path: Path) -> list[FoundTensor]:
-    import torch
-
-    loaded = _loaded(path)
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict) or not any(
-        isinstance(v, torch.Tensor) for v in loaded.values()
-    ):
-        raise FormatError(f"{path} holds no state dict")
+def _torch(path: Path, key: str | None) -> list[FoundTensor]:
+    whole = loaded = _loaded(path)
+    for part in key.split(".") if key else ():
+        loaded = loaded.get(part) if isinstance(loaded, dict) else None
+    for usual in () if key else ("state_dict", "model_state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(usual), dict):
+            loaded = loaded[usual]
+    if not _is_state_dict(loaded):
+        where = f" under the key {key!r}" if key else ""
+        raise FormatError(f"{path} holds no state dict{where}{_keys_of(whole)}")
     found: list[FoundTensor] = []
     owners: dict[Any, str] = {}
     for key, value in loaded.items():
@@ -304,6 +321,30 @@ def _torch(path: Path) -> list[FoundTensor]:
         shape = tuple(value.shape)
         found.append(FoundTensor(name, dtype, shape, elements, "" if same == name else same))
     return found
+
+
+def _is_state_dict(found: Any) -> bool:
+    import torch
+
+    return isinstance(found, dict) and any(isinstance(v, torch.Tensor) for v in found.values())
+
+
+def _keys_of(loaded: Any) -> str:
+    """What a torch file holds, and where its state dicts are: the end of a sentence."""
+    if not isinstance(loaded, dict):
+        return f"; it holds a {type(loaded).__name__}"
+    inner = {
+        f"{key}.{name}": value
+        for key, nested in loaded.items()
+        if isinstance(nested, dict)
+        for name, value in nested.items()
+    }
+    usable = [str(key) for key, value in (loaded | inner).items() if _is_state_dict(value)]
+    known = ", ".join(repr(str(key)) for key in list(loaded)[:_NAMED])
+    if not usable:
+        return f"; its keys are {known}"
+    choices = ", ".join(usable[:_NAMED])
+    return f"; its keys are {known}; --key chooses one with tensors: {choices}"
 
 
 def _loaded(path: Path) -> Any:

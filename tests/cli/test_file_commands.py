@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from reef_examples import EXAMPLES, lenet, random_file
 from safetensors.numpy import save_file
@@ -17,6 +18,7 @@ from reefknot.errors import CheckError, FormatError, ReefknotError
 from reefknot.files import writing_atomically
 from reefknot.format import open_state, save
 from reefknot.inspection import inspect, verify
+from reefknot.loading import load
 from reefknot.packing.clustering import Settings
 from reefknot.packing.pack import pack
 from reefknot.scales import Scales
@@ -511,3 +513,30 @@ def test_running_out_of_memory_is_one_sentence(tmp_path, monkeypatch):
     assert result.output == (
         "reefknot: there is not enough memory for this (Unable to allocate 4.00 GiB)\n"
     )
+
+
+def test_a_state_dict_inside_a_torch_file_is_chosen_by_its_key(tmp_path):
+    net, average = torch.nn.Linear(3, 2).state_dict(), torch.nn.Linear(3, 2).state_dict()
+    source, packed = tmp_path / "a.pt", tmp_path / "a.reef"
+    torch.save({"epoch": 3, "net": net, "ema": {"model": average}}, source)
+    found = run("pack", source, packed)
+    assert found.exit_code == 2
+    assert "its keys are 'epoch', 'net', 'ema'" in found.output
+    assert "--key chooses one with tensors: net, ema.model" in found.output
+    for key, expected in (("net", net), ("ema.model", average)):
+        assert run("pack", source, packed, "--key", key, "--force").exit_code == 0
+        assert torch.equal(load(packed)["weight"], expected["weight"])
+    assert (
+        "no state dict under the key 'epoch'"
+        in run("pack", source, packed, "--key", "epoch", "--force").output
+    )
+
+
+@pytest.mark.parametrize("ending", ["onnx", "npz", "py"])
+def test_a_file_of_another_kind_is_named(tmp_path, ending):
+    (tmp_path / f"a.{ending}").write_bytes(bytes(100))
+    found = run("pack", tmp_path / f"a.{ending}", tmp_path / "a.reef")
+    assert found.exit_code == 2
+    assert {"onnx": "ONNX model", "npz": "numpy arrays", "py": "Python program"}[
+        ending
+    ] in found.output

@@ -1,5 +1,6 @@
 """Every method of the registry keeps the contract."""
 
+import copy
 import functools
 import io
 
@@ -299,12 +300,17 @@ def test_stats_have_what_a_progress_bar_shows(name, make):
     assert stats["predicted_bytes"] > 0
 
 
-def test_after_finishing_the_optimizer_is_free(name, make):
+def test_after_finishing_a_step_cannot_untie_and_the_optimizer_is_free_when_detached(name, make):
     model, method, optimizer = parts(name, make)
     method.attach(optimizer)
     go(model, method, optimizer)
     method.finish()
-    step = method.step
+    step, before = method.step, copy.deepcopy(model.state_dict())
+    if hasattr(method, "tying"):
+        with pytest.raises(TyingError, match=r"after finish\(\)"):
+            optimizer.step()
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    method.detach()
     optimizer.step()
     assert method.step == step
 

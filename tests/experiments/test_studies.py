@@ -207,7 +207,7 @@ def test_a_study_gives_data_that_its_figure_is_drawn_from(name, monkeypatch, tmp
 def test_steps_of_a_run_that_shrinks_are_timed_and_drawn(monkeypatch) -> None:
     monkeypatch.setitem(DATASETS, "mnist", a_few_images)
     monkeypatch.setattr(training, "SHORTER", 1)
-    run = json.loads(json.dumps(while_training.measure("lenet-300-100", 3_000, 40)))
+    run = json.loads(json.dumps(while_training.measure("lenet-300-100", 3_000, 160)))
     assert [phase["phase"] for phase in run["phases"]] == [
         "sparsify",
         "recover",
@@ -216,7 +216,7 @@ def test_steps_of_a_run_that_shrinks_are_timed_and_drawn(monkeypatch) -> None:
     ]
     assert run["phases"][0]["macs"] == run["phases"][0]["whole_macs"] == 266_200
     assert run["phases"][-1]["macs"] < 266_200 / 2
-    assert len(run["ms"]["whole"]) == len(run["ms"]["shrunk"]) == 40
+    assert len(run["ms"]["whole"]) == len(run["ms"]["shrunk"]) == while_training.WINDOWS
     assert run["same_zeros"] > 0.99
     data = dict.fromkeys(while_training.CASES, run)
     assert while_training.table(data).count("\n") == 5

@@ -182,11 +182,11 @@ def test_a_phase_of_no_steps_is_passed_over() -> None:
 
 
 def test_with_a_budget_the_lr_decays_and_starts_anew_in_each_phase_of_the_method() -> None:
-    tie = METHODS["sparse_apt"](nn.Linear(8, 4), target_density=0.5, steps=100)
-    plan = Plan(steps=100, soft_steps=None, lr=0.5, hard_lr=0.5, decay="phases")
+    tie = METHODS["sparse_apt"](nn.Linear(8, 4), target_density=0.5, steps=20_000)
+    plan = Plan(steps=20_000, soft_steps=None, lr=0.5, hard_lr=0.5, decay="phases")
     found = lrs(plan, tie)
-    assert found == [0.5 * tie.lr_factor(step) for step in range(100)]
-    rises = [step for step in range(1, 100) if found[step] > found[step - 1]]
+    assert found == [0.5 * tie.lr_factor(step) for step in range(20_000)]
+    rises = [step for step in range(1, 20_000) if found[step] > found[step - 1]]
     assert len(rises) == 3  # recover, commit, frozen
     assert [found[step] for step in (0, *rises)] == pytest.approx([0.5, 0.5, 0.5, 0.05])
 

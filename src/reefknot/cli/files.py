@@ -61,6 +61,7 @@ _MAX_BYTES = click.option(
 @click.option(
     "--effort", type=click.Choice(["auto", "tight", "fast"]), default="auto", show_default=True
 )
+@click.option("--key", help="The state dict in a torch file that holds more, such as net.")
 @click.option("--force", "-f", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
@@ -68,8 +69,8 @@ def pack(
     source: Path, target: Path, size: str | None, bits: float | None, error: float | None,
     model_name: str | None, inputs: str | None, example: str | None, for_inference: bool,
     clusters: int | None, density: float | None, scope: Any,
-    keep: tuple[str, ...], min_size: int | None, effort: Any, force: bool, as_json: bool,
-    debug: bool,
+    keep: tuple[str, ...], min_size: int | None, effort: Any, key: str | None, force: bool,
+    as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Write a checkpoint (.safetensors, its index, .pt, .pth, .bin, a folder) as a .reef file.
 
@@ -95,7 +96,9 @@ def pack(
     if model_name is None:
         if inputs or example or for_inference:
             raise ConfigError("--inputs, --example and --for-inference need a --model")
-        packed = pack_file(source, target, settings, budget=budget, effort=effort, force=force)
+        packed = pack_file(
+            source, target, settings, budget=budget, effort=effort, force=force, key=key
+        )
     else:
         if budget is None or not settings.lossless or not (inputs or example):
             raise ConfigError(
@@ -105,7 +108,7 @@ def pack(
         packed = _pack_model(
             source, target, model_name, force=force, inputs=inputs, example=example,
             size=budget.size, bits=bits, error=error, for_inference=for_inference,
-            keep=keep, min_size=min_size, effort=effort,
+            keep=keep, min_size=min_size, effort=effort, state_key=key,
         )  # fmt: skip
     in_short = settings.lossless and budget is None
     _show_packed(packed, source, target, as_json=as_json, in_short=in_short)
@@ -145,7 +148,7 @@ def _show_packed(packed: Any, source: Path, target: Path, *, as_json: bool, in_s
 
 def _pack_model(
     source: Path, target: Path, model_name: str, *, force: bool, inputs: str | None,
-    example: str | None, **options: Any,
+    example: str | None, state_key: str | None, **options: Any,
 ) -> Any:  # fmt: skip
     """Pack the model that a user's function makes, with the weights of a checkpoint."""
     from torch import nn
@@ -161,7 +164,7 @@ def _pack_model(
     model: Any = resolve(model_name, named_networks()[0], "network")
     if not isinstance(model, nn.Module):
         model = _called(model, model_name)
-    load_checkpoint(model, source)
+    load_checkpoint(model, source, state_key)
     given: dict[str, Any] = {}
     for key, name in (("inputs", inputs), ("example_input", example)):
         if name is not None:

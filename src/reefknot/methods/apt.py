@@ -12,20 +12,29 @@ tying gives each weight the mean gradient of its cluster before each step, and t
 it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
+from torch import Tensor
+
+from reefknot.batchnorm import filled, has_statistics
+from reefknot.errors import ConfigError, TyingError
 from reefknot.kernels.kmeans1d import Distance
-from reefknot.methods.method import Stats, TyingMethod, WithoutZeroCluster
+from reefknot.methods.method import NORMS_DOC, RENAMED_NORMS, Stats, TyingMethod, WithoutZeroCluster
+from reefknot.methods.plan import Bought
 from reefknot.methods.settings import are_clusters, is_choice, is_count, is_number, setting
-from reefknot.phases.budget import FROM_SCRATCH, TIED, Begin, phases_for
+from reefknot.phases.budget import TIED, Begin, begin_of, phases_for
 from reefknot.phases.frozen import Frozen
 from reefknot.phases.phase import Phase
-from reefknot.phases.prune import Pruning, require_reachable
+from reefknot.phases.prune import Pruning, with_zeros
 from reefknot.phases.sparsify import L1Step, Sparsify
 from reefknot.phases.target import Target
 from reefknot.tying.kmeans import Start
+from reefknot.tying.selection import Norms
 from reefknot.tying.tying import NumClusters, Tying
+
+log = logging.getLogger("reefknot")
 
 NUM_CLUSTERS, TYING, L1, REFIT_EVERY = 17, 1e-5, 1e-4, 1000  # the paper's: defaults without budget
 FIRST_CLUSTERS, MOST_CLUSTERS = 9, 33  # if K is chosen: the first and the largest
@@ -40,6 +49,7 @@ _WITHOUT_BUDGET = {
     "distance": "l2",
     "hard_tying": "shared",
 }
+_BEGIN = "plan.begin"  # in a saved state
 _REFIT_DOC = "steps between full k-means runs; 0 never refits (random tying)"
 _INIT_DOC = 'first centers, "even" over the range of the weights or by "kmeans"'
 _DISTANCE_DOC = '"l2" (k-means) or "l1" (k-medians)'
@@ -168,12 +178,18 @@ class SparseAPT(TyingMethod):
         doc="how many optimizer steps the whole training has, with a budget",
         check=is_count("a whole number of steps, at least 10", least=10, optional=True),
     )
-    begin: Begin = setting(
-        default=FROM_SCRATCH,
+    norms: Norms | None = setting(  # type: ignore[assignment]
+        default=None,
+        doc=f'{NORMS_DOC}; by default "folded" with a budget, if there is a BatchNorm, else '
+        '"separate"',
+        check=is_choice(*get_args(Norms), None, renamed=RENAMED_NORMS),
+    )
+    begin: Begin | None = setting(
+        default=None,
         doc='with a budget: "sparsify" from a random start; "trained" from a trained one, which '
         'has a shorter first phase; "commit" from one that is tied already, such as a packed file, '
-        "whose values are the first centers",
-        check=is_choice(*get_args(Begin)),
+        "whose values are the first centers; by default the weights decide between the first two",
+        check=is_choice(*get_args(Begin), None),
     )
     l1_step: L1Step = setting(
         default="subgradient",
@@ -193,7 +209,7 @@ class SparseAPT(TyingMethod):
 
     def make_tying(self, **options: Any) -> Tying:
         """The tying of the model, by the settings; with a budget it may choose K."""
-        has_budget = self.target_bytes is not None or self.target_density is not None
+        has_budget = self._has_budget
         given, most = self.num_clusters, None
         if given is None or isinstance(given, str):
             given = FIRST_CLUSTERS if has_budget else NUM_CLUSTERS
@@ -208,16 +224,22 @@ class SparseAPT(TyingMethod):
             **options,
         )
 
+    @property
+    def _has_budget(self) -> bool:
+        return self.target_bytes is not None or self.target_density is not None
+
+    @property
+    def norm_form(self) -> Norms:
+        """What becomes of norm layers."""
+        if self.norms is not None:
+            return self.norms
+        return "folded" if self._has_budget and has_statistics(self.model) else "separate"
+
     def phases_of(self, tying: Tying) -> Sequence[Phase]:
         """Those of the budget; without one, the paper's two."""
         self._target = self._the_target(tying)
         if self._target is not None:
-            assert self.steps is not None  # checked with the other settings
-            sparse = [group for group in tying.groups if group.sparse]
-            pruning = Pruning(
-                sparse, self._target, choose_num_clusters=self.num_clusters in (None, "auto")
-            )
-            return phases_for(tying, pruning, self.steps, self.begin)
+            return self._budget_phases(self.begin or begin_of(tying))
         refit_every = REFIT_EVERY if self.refit_every is None else self.refit_every
         soft = Sparsify(
             tying,
@@ -229,22 +251,89 @@ class SparseAPT(TyingMethod):
         )
         return [soft, _frozen(tying, self.hard_tying, refit_every)]
 
+    def _budget_phases(self, begin: Begin) -> Sequence[Phase]:
+        assert self._target is not None and self.steps is not None  # checked with other settings
+        self._begins_with = begin
+        sparse = [group for group in self.tying.groups if group.sparse]
+        choose = self.num_clusters in (None, "auto")
+        self._pruning = Pruning(sparse, self._target, choose_num_clusters=choose)
+        return phases_for(self.tying, self._pruning, self.steps, begin)
+
     def _the_target(self, tying: Tying) -> Target | None:
         if self.target_bytes is not None:
-            return Target(self.target_bytes, self._file_bytes)
+            return Target(
+                self.target_bytes, self._file_bytes, lambda: self._fixed_bytes().way_out()
+            )
         if self.target_density is not None:
             return Target(self.target_density, tying.density, is_density=True)
         return None
 
     def _begin(self) -> None:
         if self._target is not None and not self._has_begun:
-            require_reachable(self.tying.groups, self._target)
+            self._plan_budget(self._target)
         super()._begin()
+
+    def _plan_budget(self, target: Target) -> None:
+        """Refuse a target that cannot be met; log what it buys, and warn if that is little."""
+        groups, fixed = self.tying.groups, None
+        with filled(self.model):
+            if target.is_density:
+                least = with_zeros(groups, target.measure)
+            else:
+                fixed = with_zeros(groups, self._fixed_bytes)
+                least = fixed.least
+            if least > target.value:
+                way_out = fixed.way_out() if fixed else ""
+                raise ConfigError(target.too_small(least) + way_out)
+            survivors = with_zeros(groups, self._pruning.expected)
+        how = "as set" if self.begin else "as the weights look; set begin if they are not"
+        lengths = ", ".join(f"{phase.name} {phase.steps:,}" for phase in self.phases)
+        log.info("plan: begin = %r (%s); steps: %s", self._begins_with, how, lengths)
+        bought = Bought(survivors, self._pruning.num_weights, target, fixed)
+        for line in bought.lines():
+            log.info("plan: %s", line)
+        if self._begins_with != TIED and (told := bought.too_few(self.steps or 0)):
+            log.warning("plan: %s", told)
+
+    def finalize(self) -> None:
+        """What `finish` does to the model; a network that cannot work is refused."""
+        super().finalize()
+        if self._target is None:
+            return
+        if not any(parameter.any() for parameter in self.model.parameters()):
+            what = "all weights are zero"
+        elif not self.tying.processes.is_distributed and self.first_inputs.are_ignored():
+            what = "its outputs are the same for all inputs"
+        else:
+            return
+        raise TyingError(
+            f"this network has been pruned to death: {what}; train again with a larger "
+            f"{'target_density' if self._target.is_density else 'target_bytes'} or more steps "
+            f"(it had {self._target.value:,g} and {self.steps:,})"
+        )
+
+    def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
+        """Restore what `state_dict` saved; where it began is taken from it unless it is set."""
+        saved = state.get(_BEGIN) if isinstance(state, Mapping) else None
+        may_change = self._target is not None and self.begin is None and not self.step
+        if not may_change or type(saved) is not int or saved not in (0, 1):
+            super().load_state_dict(state)
+            return
+        before = self.phases, self._begins_with, self._pruning
+        if saved != self.plan()[_BEGIN]:
+            self.phases = list(self._budget_phases(get_args(Begin)[saved]))
+        try:
+            super().load_state_dict(state)
+        except TyingError:
+            self.phases, self._begins_with, self._pruning = before
+            raise
 
     def plan(self) -> dict[str, int | float]:
         """What a saved state must agree in: the target, the phases and their steps."""
+        if self._target is None:
+            return super().plan()
         target = {f"plan.{key}": value for key, value in self._told_target().items()}
-        return target | super().plan()
+        return target | {_BEGIN: get_args(Begin).index(self._begins_with)} | super().plan()
 
     def stats(self) -> Stats:
         """Phase, density, k-means penalty, predicted bytes, each group's clusters, the target."""
@@ -267,7 +356,7 @@ def _budget_mistakes(settings: Mapping[str, Any]) -> Iterator[str]:
         yield "steps needs target_bytes or target_density: how small the network should be"
     if not targets and settings.get("num_clusters") == "auto":
         yield 'num_clusters = "auto" needs target_bytes or target_density'
-    if not targets and settings.get("begin", FROM_SCRATCH) != FROM_SCRATCH:
+    if not targets and settings.get("begin") is not None:
         yield "begin needs target_bytes or target_density"
     for key, default in _WITHOUT_BUDGET.items():
         if targets and settings.get(key, default) != default:

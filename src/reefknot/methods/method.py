@@ -21,6 +21,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Self, dataclass_transform, get_args
 from weakref import WeakSet
 
@@ -33,6 +34,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from reefknot.batchnorm import inference_form
 from reefknot.errors import ConfigError, ReefknotError, TyingError
 from reefknot.format import encode
+from reefknot.methods.example import FirstInputs
+from reefknot.methods.plan import Fixed, Tensors, fixed_bytes
 from reefknot.methods.settings import (
     are_clusters,
     are_patterns,
@@ -45,16 +48,17 @@ from reefknot.methods.settings import (
 )
 from reefknot.phases.hooks import Step, StepHooks, trained_by
 from reefknot.phases.phase import Phase, lr_factor
-from reefknot.shrinking.graph import dead_elements
 from reefknot.state import TiedState
 from reefknot.tying.collectives import Processes
 from reefknot.tying.content import Content, content_of, entries_of
 from reefknot.tying.saved import refuse_other_plan, refuse_unknown, saved_count
-from reefknot.tying.selection import NETWORK, Norms, Scope, original_name, unwrapped
+from reefknot.tying.selection import FOLDED, NETWORK, Norms, Scope, original_name, unwrapped
 from reefknot.tying.statistics import spreads
-from reefknot.tying.tying import NumClusters, Saved, Tying, by_reason
+from reefknot.tying.tying import NumClusters, Saved, Tying, at_zero, by_reason
 
 log = logging.getLogger("reefknot")
+
+_LARGE = 2_000_000  # weights
 
 Stats = dict[str, Any]
 _attached: "WeakSet[Method]" = WeakSet()  # those that follow optimizers now
@@ -71,6 +75,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    frees_optimizers: ClassVar[bool] = True  # after finish(); if not, further steps are refused
 
     model: nn.Module = field(kw_only=False)
     example_input: Any = field(default=None, kw_only=True)
@@ -125,6 +130,9 @@ class Method(ABC):
         if self._hooks is not None:
             raise TyingError("this method is attached already; call detach() first")
         self.phase.check()
+        for other in list(_attached):
+            if other._hooks is not None and other._hooks.are_over(optimizers):
+                other.detach()
         hooks = StepHooks(optimizers, self._before_step, self._after_step)
         try:
             self._check_trained(optimizers)
@@ -149,7 +157,13 @@ class Method(ABC):
 
     def lr_scheduler(self, optimizer: Optimizer) -> LambdaLR:
         """A torch scheduler with these factors; call its `step()` once per round."""
-        return LambdaLR(optimizer, self.lr_factor)
+
+        def factor(step: int) -> float:
+            if step and not self._has_begun:
+                raise TyingError(_NOT_ATTACHED)
+            return self.lr_factor(step)
+
+        return LambdaLR(optimizer, factor)
 
     def _check_trained(self, optimizers: tuple[Optimizer, ...]) -> None:
         """Refuse optimizers that do not train this model, or not the phases' own parameters."""
@@ -252,7 +266,10 @@ class Method(ABC):
             raise TyingError(_unfinished(self))
         self.phase.check()
         self.phase.finalize()
-        self.detach()
+        if self._hooks is not None and not self.frees_optimizers:
+            self._hooks.end()
+        else:
+            self.detach()
 
     def content(self) -> Content:
         """The current state in parts: tensors come one at a time, so that no process holds all."""
@@ -265,6 +282,8 @@ class Method(ABC):
         return {
             "phase": self.phase.name,
             "is_last": self.phase.is_last,
+            "is_tied": self.phase.is_tied,
+            "is_attached": self._hooks is not None,
             "step": self.step,
             "density": self.phase.density(),
             "predicted_bytes": dense_bytes(self.model),
@@ -318,7 +337,15 @@ def _activate(current: Phase, phases: Sequence[Phase]) -> None:
         phase.set_active(phase is current)
 
 
+_NOT_ATTACHED = (
+    "attach(optimizer) was not called, so no step of training was followed; call it before the "
+    "first step"
+)
+
+
 def _unfinished(method: Method) -> str:
+    if not method._has_begun:
+        return _NOT_ATTACHED
     if method.phase.steps is None:
         return "the weights are still soft; call harden() before finish()"
     left = sum(phase.steps or 0 for phase in method.phases) - method.step
@@ -334,11 +361,19 @@ def dense_bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in {id(t): t for t in tensors if isinstance(t, Tensor)}.values())
 
 
-_RENAMED_NORMS = {"own": "separate", "kept": "exact", "inference": "folded"}
+NORMS_DOC = (
+    'scales and shifts of norm layers: with a "separate" codebook and never pruned, '
+    '"tied" with everything else, "exact", or "folded": when training ends the statistics of '
+    "BatchNorm become part of scale and shift, two numbers of 8 bits a channel, in a file to be "
+    'trained on only after `update_batchnorm`; other norm layers as with "separate"'
+)
+RENAMED_NORMS = {"own": "separate", "kept": "exact", "inference": "folded"}
 
 
 class TyingMethod(Method):
     """A method whose weights end in groups that share a codebook each."""
+
+    frees_optimizers: ClassVar[bool] = False
 
     num_clusters: NumClusters = setting(
         default=17,
@@ -360,11 +395,8 @@ class TyingMethod(Method):
     )
     norms: Norms = setting(
         default="separate",
-        doc='scales and shifts of norm layers: with a "separate" codebook and never pruned, '
-        '"tied" with everything else, "exact", or "folded": when training ends the '
-        "statistics of BatchNorm become part of scale and shift, two numbers of 8 bits a channel, "
-        "in a file to be trained on only after `update_batchnorm`",
-        check=is_choice(*get_args(Norms), renamed=_RENAMED_NORMS),
+        doc=NORMS_DOC,
+        check=is_choice(*get_args(Norms), renamed=RENAMED_NORMS),
     )
 
     @abstractmethod
@@ -374,13 +406,20 @@ class TyingMethod(Method):
     def make_tying(self, **options: Any) -> Tying:
         """The tying of the model, by the settings; a method may give other options."""
         given = {"num_clusters": self.num_clusters, "exclude": self.exclude} | options
-        return Tying(self.model, scope=self.scope, include=self.include, norms=self.norms, **given)
+        norms = self.norm_form
+        return Tying(self.model, scope=self.scope, include=self.include, norms=norms, **given)
+
+    @property
+    def norm_form(self) -> Norms:
+        """What becomes of norm layers."""
+        return self.norms
 
     def _all_phases(self) -> Sequence[Phase]:
         self.tying = self.make_tying()
         self.skipped = self.tying.skipped
-        if self.skipped:
-            log.warning("not tied: %s", "; ".join(by_reason(self.skipped)))
+        if kept := {name: why for name, why in self.skipped.items() if why != FOLDED}:
+            log.warning("not tied: %s", "; ".join(by_reason(kept)))
+        self.first_inputs = FirstInputs(unwrapped(self.model), self.example_input)
         self._predicted: tuple[int, int] | None = None  # bytes, and the version of the tying
         return self.phases_of(self.tying)
 
@@ -393,13 +432,12 @@ class TyingMethod(Method):
         moved = trained_by(*optimizers)
         home = self.tying.home
         idle = [name for parameter, (_, name) in home.items() if parameter not in moved]
-        if len(idle) == len(home):
-            raise TyingError(
-                f"no attached optimizer trains a tied parameter ({', '.join(idle[:3])}, ...); make "
-                "it from method.parameter_groups(), or tie what it trains (include, exclude)"
-            )
         if idle:
-            log.warning("tied, but no attached optimizer trains them: %s", ", ".join(idle))
+            raise TyingError(
+                f"no attached optimizer trains {len(idle)} of {len(home)} tied parameters "
+                f"({', '.join(idle[:3])}{', ...' if len(idle) > 3 else ''}), and tying would ruin "
+                "them; attach what trains them, too, or leave them out (include, exclude)"
+            )
         for other in _attached:
             if isinstance(other, TyingMethod) and (both := home.keys() & other.tying.home.keys()):
                 log.warning(
@@ -424,34 +462,41 @@ class TyingMethod(Method):
         except ReefknotError:
             self.tying.copies = copies
             raise
-        self._replace_values()
+        entries = entries_of(self.model)
+        for name, value in self._replaced_values().items():
+            entries[name].detach().copy_(value)
 
     def content(self) -> Content:
         """The current state in parts: tensors come one at a time, so that no process holds all."""
         return content_of(self.model, self.tying, self._replaced_values())
 
+    @torch.no_grad()
     def _replaced_values(self) -> dict[str, Tensor]:
-        """BatchNorm in its form for inference, if that is asked for."""
-        if self.norms != "folded":
+        """BatchNorm in its form for inference, if that is asked for; dead channels are zero."""
+        if self.norm_form != "folded":
             return {}
-        return {
+        replaced = {
             f"{original_name(name)}.{key}".removeprefix("."): value
             for name, module in self.model.named_modules()
             if isinstance(module, _BatchNorm)
             for key, value in inference_form(module).items()
         }
-
-    @torch.no_grad()
-    def _replace_values(self) -> None:
-        """Give the model what `_replaced_values` has for it."""
-        replaced = self._replaced_values()
-        if replaced and self.example_input is not None:
-            for name, dead in dead_elements(self.model, self.example_input).items():
+        if replaced:
+            for name, dead in self.dead().items():
                 if name in replaced and not name.endswith("running_var"):
-                    replaced[name].masked_fill_(dead, 0.0)
-        entries = entries_of(self.model)
-        for name, value in replaced.items():
-            entries[name].copy_(value)
+                    replaced[name].masked_fill_(dead.to(replaced[name].device), 0.0)
+        return replaced
+
+    def dead(self) -> dict[str, Tensor]:
+        """The elements that no output needs if the zero clusters are zero, as far as is known.
+
+        In a large network this takes longer than coding, so it is done only when zeros are final.
+        """
+        is_large = self.tying.num_weights > _LARGE and not self.phase.is_last
+        if is_large or self.tying.processes.is_distributed:
+            return {}
+        with torch.no_grad(), at_zero(self.tying):
+            return self.first_inputs.dead()
 
     def _file_bytes(self) -> int:
         """The size of a file with the current clusters, the same in all processes.
@@ -464,8 +509,16 @@ class TyingMethod(Method):
     def _size_among(self, processes: Processes) -> int:
         content = self.content()
         held = [tensor for tensor in content.tensors if processes.is_rank0]
-        return processes.broadcast_from_rank0(
-            lambda: len(encode(TiedState(content.codebooks, tuple(held), content.aliases)))
+        return processes.broadcast_from_rank0(lambda: _size(content, held))
+
+    def _fixed_bytes(self) -> Fixed:
+        """What a file with the current clusters weighs, by cause, the same in all processes."""
+        content, everyone = self.content(), self.tying.everyone()
+        return fixed_bytes(
+            self.model,
+            list(content.tensors),
+            lambda tensors: everyone.broadcast_from_rank0(partial(_size, content, tensors)),
+            is_folded=self.norm_form == "folded",
         )
 
     # -- reading and saving -----------------------------------------------------------------
@@ -505,6 +558,13 @@ class TyingMethod(Method):
         if self._predicted is None or self._predicted[1] != self.tying.version:
             self._predicted = self._size_among(self.tying.processes), self.tying.version
         return self._predicted[0]
+
+
+def _size(content: Content, tensors: Tensors) -> int:
+    """The size of a file with some tensors of a content."""
+    names = {tensor.name for tensor in tensors}
+    aliases = {name: first for name, first in content.aliases.items() if first in names}
+    return len(encode(TiedState(content.codebooks, tuple(tensors), aliases)))
 
 
 class WithoutZeroCluster(TyingMethod):

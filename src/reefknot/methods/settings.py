@@ -92,14 +92,14 @@ def is_count(
     return check
 
 
-def is_choice(*words: str, renamed: Mapping[str, str] | None = None) -> Check:
+def is_choice(*words: str | None, renamed: Mapping[str, str] | None = None) -> Check:
     """One of a few words; `renamed` has new words for old ones."""
 
     def check(name: str, value: Any) -> Iterator[str]:
         if isinstance(value, str) and value in (renamed or {}):
             yield f"{name} = {value!r} is called {(renamed or {})[value]!r} now"
         elif value not in words:
-            yield f"{name} must be one of {', '.join(words)}, found {value!r}"
+            yield f"{name} must be one of {', '.join(filter(None, words))}, found {value!r}"
 
     return check
 

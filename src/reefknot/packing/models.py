@@ -166,11 +166,11 @@ def _lossless(model: nn.Module, budget: Budget, path: Path | str, effort: Effort
     return writer.packed(changes, size)
 
 
-def load_checkpoint(model: nn.Module, path: Path | str) -> None:
+def load_checkpoint(model: nn.Module, path: Path | str, key: str | None = None) -> None:
     """Put the tensors of a checkpoint into a model, which gets their float types."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"--model gave a {type(model).__name__}; a torch module was expected")
-    tensors = {t.name: to_tensor(t.read(), t.dtype) for t in open_tensors(path)}
+    tensors = {t.name: to_tensor(t.read(), t.dtype) for t in open_tensors(path, key)}
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -108,10 +108,11 @@ def pack(
     budget: Budget | None = None,
     effort: Effort = "auto",
     force: bool = False,
+    key: str | None = None,
 ) -> Packed:
-    """Write a checkpoint as a `.reef` file."""
+    """Write a checkpoint as a `.reef` file; `key` names the state dict in a torch file."""
     refuse_to_replace(target, force, files_of(source))
-    found = open_tensors(source)
+    found = open_tensors(source, key)
     packed = pack_tensors(found, target, settings or Settings(), budget, effort)
     return replace(packed, metadata_left_out=metadata_of(source))
 

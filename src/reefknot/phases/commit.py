@@ -23,6 +23,7 @@ from reefknot.tying.latent import LatentWeights
 from reefknot.tying.tying import Saved, Tying, saved_of
 
 _RAMP = 7 / 8  # the part of the phase in which the pull grows
+_LAST_VALUE = 3 / 4  # the part of the ramp in which values are added
 _SIZE_CHECKS = 100  # how often the size is measured during the ramp
 
 
@@ -84,9 +85,16 @@ class Commit(Phase):
         if self.step % self.check_every == 0:
             measure = self.step % self.measure_every == 0
             self.controller.update(self.ramp, self.latent, measure=measure)
+            self._fill()
         if self.step % self.refit_every == 0:
             for latent in self.latent:
                 latent.renew_place_bits()
+
+    def _fill(self) -> None:
+        """Add a value if there is room for it, and time for weights to choose it."""
+        groups = [part for part in self.latent if part.zero is not None and part.group.has_room()]
+        if groups and self.ramp < _LAST_VALUE and self.controller.wants_value(self.latent):
+            max(groups, key=lambda part: part.error().max()).split()
 
     def leave(self) -> None:
         """Refuse to end what has not begun."""

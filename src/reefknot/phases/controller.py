@@ -18,7 +18,7 @@ from reefknot.phases.target import SizeEstimate, Target
 from reefknot.tying import ops
 from reefknot.tying.group import Group
 from reefknot.tying.latent import LatentWeights
-from reefknot.tying.saved import saved_number
+from reefknot.tying.saved import saved_count, saved_number
 
 # Sparsify. The setpoint is the share of the sum of squares that pruning to the target would lose.
 # It falls as a power of time, as it does under the constant strength that is right in hindsight.
@@ -32,6 +32,7 @@ _L1_HEADROOM = 100.0  # the strength may grow to this many times the first one i
 _SCHEDULE_SPEED = 3.0
 _PRICE_GAIN, _PRICE_MAX_STEP = 2.0, 0.2  # of the log price, per update
 _FIRST_PRICE, _LEAST_PRICE = 1e-2, 1e-3  # times the mean square of the weights
+_FULL, _PATIENCE = 0.975, 3  # of the target, below which a value is added; updates between two
 _AIM = 0.995  # of the target, so that the last trim has little or nothing to do
 
 
@@ -95,6 +96,7 @@ class PriceController:
         self.price = 0.0
         self.least = 0.0  # a lower price could not recover in time
         self.first_size = 0.0
+        self.updates = 0  # since a value was added
 
     def start(self, latent: Sequence[LatentWeights]) -> None:
         """Begin at a price that leaves weights of average size alone."""
@@ -116,13 +118,24 @@ class PriceController:
         wanted = self.first_size ** (1 - part) * (_AIM * self.target.value) ** part
         excess = math.log(max(size, 1e-9) / max(wanted, 1e-9))
         self.price = max(self.least, self.price * _factor(_PRICE_GAIN * excess, _PRICE_MAX_STEP))
+        self.updates += 1
 
-    def state_dict(self) -> dict[str, float]:
+    def wants_value(self, latent: Sequence[LatentWeights]) -> bool:
+        """Whether the network is too small even at the least price, so that a value more fits."""
+        if self.price > self.least or self.updates < _PATIENCE:
+            return False
+        if self.size.at(_entropy(latent)) >= _FULL * self.target.value:
+            return False
+        self.updates = 0
+        return True
+
+    def state_dict(self) -> dict[str, float | int]:
         """What `update` needs."""
         return {
             "bit_price": self.price,
             "least_price": self.least,
             "first_size": self.first_size,
+            "price_updates": self.updates,
         } | self.size.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | float]) -> None:
@@ -130,6 +143,7 @@ class PriceController:
         self.price = saved_number(state, "bit_price")
         self.least = saved_number(state, "least_price")
         self.first_size = saved_number(state, "first_size")
+        self.updates = saved_count(state, "price_updates")
         self.size.load_state_dict(state)
 
 

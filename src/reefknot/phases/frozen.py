@@ -11,6 +11,7 @@ not keep weights equal; and adaptive optimizers scale each weight's step, so tha
 steps need not be a descent direction. Both sharing and projection are needed.
 """
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -20,7 +21,9 @@ from torch.optim import SGD
 from reefknot.phases.hooks import Step
 from reefknot.phases.phase import Phase
 from reefknot.tying.gradients import Shared, share_
-from reefknot.tying.tying import Tying
+from reefknot.tying.tying import Tying, adopt
+
+_LEAST_TRUST = 0.05  # the part of a step that K values take at the end, and beyond it
 
 
 class Frozen(Phase):
@@ -67,11 +70,12 @@ class Frozen(Phase):
             share_(group, grads, self.shared)
 
     def after_step(self, step: Step) -> None:
-        """Tie again."""
-        self.tying.project()
+        """Tie again. With a number of steps, the values come to rest whatever the learning rate."""
+        self.tying.project(max(_LEAST_TRUST, (1 + math.cos(math.pi * self.done)) / 2))
 
     def finalize(self) -> None:
         """Trim what has grown since, and give the weights the values of the file."""
+        adopt(self.tying)
         if self.trim:
             self.trim()
             self.tying.freeze()

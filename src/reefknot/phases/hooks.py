@@ -83,6 +83,7 @@ class StepHooks:
                 )
         self._optimizers = optimizers
         self._before, self._after = before, after
+        self._is_over = False
         self._stepped: set[int] = set()  # optimizers that have stepped in this round
         self._current: dict[int, Step] = {}  # by optimizer, between its two hooks
         enter, leave = torch.compiler.disable(self._enter), torch.compiler.disable(self._leave)
@@ -104,11 +105,26 @@ class StepHooks:
         for optimizer in self._optimizers:
             vars(optimizer).pop("__deepcopy__", None)
 
+    def end(self) -> None:
+        """From now on refuse steps: they would untie what is finished."""
+        self._is_over = True
+        for optimizer in self._optimizers:
+            vars(optimizer).pop("__deepcopy__", None)
+
+    def are_over(self, optimizers: tuple[Optimizer, ...]) -> bool:
+        """Whether these hooks have ended, and others of these optimizers may take their place."""
+        return self._is_over and not set(self._optimizers).isdisjoint(map(_innermost, optimizers))
+
     def _enter(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if _is_inner_call(optimizer):
             return None
+        if self._is_over:
+            raise TyingError(
+                "this step comes after finish(), and would untie the weights; take all steps "
+                "before it, or call detach() to train on without tying"
+            )
         self._current.pop(id(optimizer), None)  # left over if the last step raised
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:

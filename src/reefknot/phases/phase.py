@@ -38,6 +38,7 @@ class Phase:
         self.tying = tying
         self.steps = steps
         self.step = 0  # completed rounds of this phase
+        self.lr_floor = 0.0  # of the learning rate in this phase, as a part of that at its start
 
     @property
     def over(self) -> bool:
@@ -122,12 +123,13 @@ def require_begun(tying: Tying) -> None:
 def lr_factor(phases: Sequence[Phase], step: int) -> float:
     """The factor on the learning rate after `step` completed steps.
 
-    Cosine decay within each phase, with a warm restart at the next one.
+    Cosine decay within each phase, down to its floor, with a warm restart at the next one.
     """
     for phase in phases:
         if phase.steps is None:
             return phase.lr_factor
         if step < phase.steps:
-            return phase.lr_factor * (1 + math.cos(math.pi * step / phase.steps)) / 2
+            decayed = (1 + math.cos(math.pi * step / phase.steps)) / 2
+            return phase.lr_factor * (phase.lr_floor + (1 - phase.lr_floor) * decayed)
         step -= phase.steps
     return 0.0

@@ -9,12 +9,13 @@ Unaware   of optimizers, of step counts, and of how a size is counted.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reefknot.errors import ConfigError, TyingError
+from reefknot.errors import TyingError
 from reefknot.kernels.kmeans1d import counted
 from reefknot.kernels.reducer import SINGLE, order_statistic
 from reefknot.phases.num_clusters import better_num_clusters
@@ -27,6 +28,7 @@ from reefknot.tying.statistics import worth_per_bit
 
 log = logging.getLogger("reefknot")
 
+MUCH_LOST = 0.3  # of the sum of squares when zeros are fixed; planned are a few percent
 _STEPS, _CLOSE = 3, 0.1  # of `measure`, and when the size is close enough
 _PRECISION = 1 / 100  # of the size when the zeros are fixed; commit does the rest
 
@@ -59,7 +61,7 @@ class Pruning:
         if not self.checked:  # only now have kept tensors (running statistics) realistic contents
             self.checked = True
             if (least := self._size_with(0)) > self.target.value:
-                raise TyingError(self._too_small(least))
+                raise TyingError(self.target.too_small(least) + self.target.way_out())
         for _ in range(steps):
             relative = self._size_with(self.survivors) / self.target.value
             self.survivors = self._clipped(self.survivors / max(relative, 1e-12))
@@ -69,6 +71,14 @@ class Pruning:
             self._choose_num_clusters(relative * self.target.value, steps)
         for group, state in zip(self.groups, before, strict=True):
             group.load_state_dict(state)
+
+    def expected(self) -> int:
+        """How many weights would survive in a file of the target's size; changes the groups."""
+        fits, _ = most_that_fit(
+            lambda n: self._size_with(n) / self.target.value, self.survivors, self.num_weights,
+            precision=_CLOSE,
+        )  # fmt: skip
+        return self._clipped(fits)
 
     def energy_lost(self) -> float:
         """The share of the sum of squares that pruning to the target would lose now."""
@@ -92,6 +102,14 @@ class Pruning:
         if relative > 1:
             log.warning("no choice of zeros gives a network of size %g", size)
         self.survivors = self._clipped(fits)
+        if (lost := self.energy_lost()) > MUCH_LOST:
+            log.warning(
+                "pruning to the target takes %.0f %% of the weights' sum of squares, more than "
+                "training recovers as a rule; take more steps, a larger target, or a learning rate "
+                "that does not fall before the zeros are fixed",
+                100 * lost,
+            )
+        log.info("pruning takes %.1f %% of the weights' sum of squares", 100 * lost)
         for group in self.groups:
             if not survivors_of(group):
                 log.warning("all weights of group %r are zero now", group.name)
@@ -113,7 +131,7 @@ class Pruning:
         alive = alive[np.isfinite(alive)]
         num_alive = int(self.processes.total(np.array([len(alive)]))[0])
         if not num_alive:
-            raise TyingError(self._too_small(self.target.measure()))
+            raise TyingError(self.target.too_small(self.target.measure()) + self.target.way_out())
         before = [group.clusters() for group in self.groups]
 
         def relative_size(survivors: int) -> float:
@@ -127,14 +145,8 @@ class Pruning:
         first = min(int(num_alive / relative), num_alive - 1)
         fits, relative = most_that_fit(relative_size, first, num_alive)
         if relative > 1:
-            raise TyingError(self._too_small(self.target.measure()))
+            raise TyingError(self.target.too_small(self.target.measure()) + self.target.way_out())
         log.info("%d more weights became zero, so that the network has its size", num_alive - fits)
-
-    def _too_small(self, least: float) -> str:
-        return (
-            f"the target is {self.target.value:,g}, but with all tied weights at zero the network "
-            f"still has {least:,g}; raise it, or tie more parameters (include, exclude, norms)"
-        )
 
     def sum_of_magnitudes(self) -> float:
         """Of all weights that may be pruned."""
@@ -231,25 +243,18 @@ def survivors_of(group: Group) -> int:
     return int(group.counts.sum() - group.counts[group.smallest_center()])
 
 
-def size_of_zeros(groups: Sequence[Group], target: Target) -> float:
-    """The size of the network with all tied weights at zero. The groups are left as they were."""
+Measured = TypeVar("Measured")
+
+
+def with_zeros(groups: Sequence[Group], measure: Callable[[], Measured]) -> Measured:
+    """What is measured while all tied weights are zero. The groups are left as they were."""
     before = [group.state_dict() if group.assignments else None for group in groups]
     for group in groups:
         kmeans.prune(group, np.inf, group.num_clusters)
-    size = target.measure()
+    found = measure()
     for group, state in zip(groups, before, strict=True):
         if state is None:
             group.forget()
         else:
             group.load_state_dict(state)
-    return size
-
-
-def require_reachable(groups: Sequence[Group], target: Target) -> None:
-    """Refuse a size that cannot be met even with all tied weights at zero."""
-    if (least := size_of_zeros(groups, target)) > target.value:
-        name = "target_density" if target.is_density else "target_bytes"
-        raise ConfigError(
-            f"{name} is {target.value:,}, but with all tied weights at zero the network still has "
-            f"{least:,}; raise it, or tie more parameters (include, exclude, norms)"
-        )
+    return found

@@ -23,7 +23,16 @@ class Target:
 
     value: float
     measure: Callable[[], float]  # the size of the network as it would be written now
+    way_out: Callable[[], str] = str  # of a network that is too large with all weights at zero
     is_density: bool = False
+
+    def too_small(self, least: float) -> str:
+        """Why a network of `least`, all of whose tied weights are zero, cannot be the end."""
+        name = "target_density" if self.is_density else "target_bytes"
+        return (
+            f"{name} is {self.value:,g}, but with all tied weights at zero the network still has "
+            f"{least:,}"
+        )
 
     def first_guess(self, num_weights: int) -> int:
         """A guess of how many weights may survive, before anything is measured."""

@@ -95,6 +95,10 @@ class Group:
             return torch.ones_like(assignment, dtype=torch.bool)
         return assignment != self.zero_cluster
 
+    def has_room(self) -> bool:
+        """Whether K may grow."""
+        return self.may_change and self.num_clusters < self.most_clusters
+
     def smallest_center(self) -> int:
         """The zero cluster, or the one that would become it: the smallest non-empty one."""
         if self.zero_cluster is not None:
@@ -180,12 +184,21 @@ class Group:
         self.set_centers(self.members.rounded(centers))
         ops.project_(self.tensors(), self.centers)
 
-    def project(self) -> None:
-        """Set each weight to its cluster's mean; zeros stay zero."""
-        centers = ops.cluster_means(self.tensors(), self.centers, self.counts)
+    def adopt(self, trust: float = 1.0) -> None:
+        """Move each center by this part of the way to its cluster's mean; the weights stay.
+
+        The center of fixed zeros is 0.
+        """
+        means = ops.cluster_means(self.tensors(), self.centers, self.counts)
+        centers = means if trust == 1 else self.centers + trust * (means - self.centers)
         if self.zero_cluster is not None:
             centers[self.zero_cluster] = 0.0
-        self.move_to(centers)
+        self.set_centers(self.members.rounded(centers))
+
+    def project(self, trust: float = 1.0) -> None:
+        """Set each weight to its center, which moves towards the mean; zeros stay zero."""
+        self.adopt(trust)
+        ops.project_(self.tensors(), self.centers)
 
     def freeze(self) -> None:
         """Set each weight to its center; if the group is sparse, the smallest center to 0."""

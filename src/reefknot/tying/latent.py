@@ -23,6 +23,7 @@ from reefknot.kernels.intervals import cheapest
 from reefknot.tying import ops
 from reefknot.tying.collectives import as_dtensor, local_shard
 from reefknot.tying.cost import VALUE_BITS, nonzero_bits
+from reefknot.tying.counting import renumber_
 from reefknot.tying.group import Group
 from reefknot.tying.latent_ops import Latent, Values, latent_ops
 from reefknot.tying.saved import saved_tensor
@@ -94,6 +95,31 @@ class LatentWeights:
             centers[self.zero] = 0.0
         self.group.set_centers(self.group.members.rounded(centers), recount=True)
         self._ops.tie(self.group.tensors(), self.group.centers)
+
+    def error(self) -> np.ndarray:
+        """The squared distances to each value, summed; 0 for zero."""
+        centers = torch.from_numpy(self.group.centers).to(self.weights)
+        squares = (self.weights - centers[self.clusters.long()]).square().double()
+        sums = torch.bincount(self.clusters.long(), squares, minlength=len(centers)).cpu().numpy()
+        if self.zero is not None:
+            sums[self.zero] = 0.0
+        return self.group.members.processes.sum_of(sums)
+
+    def split(self) -> None:
+        """Make two values of the one with the largest error; weights choose when tied next."""
+        error = self.error()
+        old = int(error.argmax())
+        away = np.sqrt(error[old] / max(int(self.counts[old]), 1))
+        centers = np.insert(self.group.centers, old, self.group.centers[old] - away)
+        centers[old + 1] += away
+        table = np.arange(len(error)) + (np.arange(len(error)) > old)
+        renumber_([*self._ready.held, *self.group.tensors().held], table)
+        self.group.zero_cluster = self.zero = None if self.zero is None else int(table[self.zero])
+        self.group.num_clusters = len(centers)
+        self.group.set_centers(centers, recount=True)
+        counts = np.insert(self.counts, old, self.counts[old] // 2)
+        counts[old + 1] -= counts[old]
+        self.counts = counts
 
     def _choose(self, price: float) -> None:
         """Choose the cluster of each weight: the least distance² + price · bits."""

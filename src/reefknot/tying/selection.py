@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from reefknot.errors import ConfigError, TyingError, did_you_mean
@@ -27,6 +27,7 @@ Scope = str | Mapping[str, Sequence[str] | str]
 NETWORK = "network"
 TENSOR = "tensor"
 NORMS = "norms"  # the group of the norm layers
+FOLDED = "a BatchNorm, written in its form for inference"
 
 Norms = Literal["separate", "tied", "exact", "folded"]
 NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -89,7 +90,7 @@ def select(
     """Choose what to tie; a shared parameter counts once, under the first of its names.
 
     Norm layers are recognised by their type. Depending on `norms` they share a codebook of their
-    own, whatever the scope, are tied with everything else, or are left out.
+    own, whatever the scope, are tied with everything else, or are left out ("folded": BatchNorm).
     """
     include, exclude = list(include), list(exclude)
     named = [
@@ -102,17 +103,20 @@ def select(
 
     groups: dict[tuple[str, torch.dtype], list[Named]] = {}
     skipped: dict[str, str] = {}
-    of_norms = _of_norms(model) if norms != "tied" else set()
+    of_norms = _of_norms(model, NORM_LAYERS) if norms != "tied" else set()
+    kept = of_norms if norms == "exact" else set()
+    if norms == "folded":
+        kept = _of_norms(model, (_BatchNorm,))
     for name, parameter in named:
         reason = _reason_to_skip(name, parameter, include, exclude)
         key = _group_of(name, scope)
         if reason is None and key is None:
             reason = "in no group of the scope"
-        if reason is None and parameter in of_norms and norms in ("exact", "folded"):
-            reason = "of a norm layer, which are kept"
+        if reason is None and parameter in kept:
+            reason = FOLDED if norms == "folded" else "of a norm layer, which are kept"
         if parameter in of_norms:
             key = NORMS
-        elif reason is None and key == NORMS and norms == "separate":
+        elif reason is None and key == NORMS and norms in ("separate", "folded"):
             raise ConfigError(
                 f"{name!r} is in a group {NORMS!r}, which is the norm layers' own; give the group "
                 'another name, or set norms = "tied"'
@@ -133,7 +137,7 @@ def select(
             f"the patterns leave ({len(skipped)} skipped)"
         )
     titles = {key: _title(key, list(groups)) for key in groups}
-    dense = {title for (name, _), title in titles.items() if name == NORMS and norms == "separate"}
+    dense = {title for (name, _), title in titles.items() if name == NORMS and norms != "tied"}
     return Selection({titles[k]: tuple(v) for k, v in groups.items()}, skipped, frozenset(dense))
 
 
@@ -153,9 +157,9 @@ def _check_shared(model: nn.Module, scope: Scope) -> None:
             )
 
 
-def _of_norms(model: nn.Module) -> set[nn.Parameter]:
+def _of_norms(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> set[nn.Parameter]:
     """The scales and shifts of norm layers."""
-    norms = (module for module in model.modules() if isinstance(module, NORM_LAYERS))
+    norms = (module for module in model.modules() if isinstance(module, kinds))
     return {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
 
 

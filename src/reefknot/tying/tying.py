@@ -7,6 +7,7 @@ Unaware   of optimizers, of step counts, of phases and of files.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from torch import Tensor, nn
@@ -145,10 +146,10 @@ class Tying:
             group.freeze()
         self.version += 1
 
-    def project(self) -> None:
-        """Set each weight to the mean of its cluster."""
+    def project(self, trust: float = 1.0) -> None:
+        """Set each weight to its center, which moves by `trust` of the way to the mean."""
         for group in self.groups:
-            group.project()
+            group.project(trust)
         self.version += 1
 
     # -- reading ----------------------------------------------------------------------------
@@ -201,11 +202,6 @@ class Tying:
     def finalize(self) -> None:
         """Leave the weights as the file will have them; they must still be tied."""
         for group in self.groups:
-            for name in statistics.untied(group):
-                raise TyingError(
-                    f"{name!r} is no longer tied to its centers; were weights loaded or changed "
-                    "after the last optimizer step?"
-                )
             group.move_to(self.written(group))
 
     # -- checks -----------------------------------------------------------------------------
@@ -285,6 +281,44 @@ class Tying:
                     "were fixed when it was saved; was it damaged?"
                 )
         self.version += 1
+
+
+@contextmanager
+def at_zero(tying: Tying) -> Iterator[None]:
+    """While this lasts, the weights of zero clusters are zero."""
+    zeros = {name: mask for name, mask in tying.zeros().items() if mask.any()}
+    before = [
+        (parameter.detach(), parameter.detach().clone(), zeros[name])
+        for parameter, (_, name) in tying.home.items()
+        if name in zeros
+    ]
+    for weights, _, mask in before:
+        weights.masked_fill_(mask, 0.0)
+    try:
+        yield
+    finally:
+        for weights, values, _ in before:
+            weights.copy_(values)
+
+
+def adopt(tying: Tying) -> None:
+    """Take the values that the weights have now, perhaps loaded since the last step.
+
+    All weights of a cluster must have the same one, and fixed zeros must be zero.
+    """
+    changed = [name for group in tying.groups for name in statistics.untied(group)]
+    if not changed:
+        return
+    for group in tying.groups:
+        group.adopt()
+    if any(any(statistics.untied(group)) for group in tying.groups):
+        raise TyingError(
+            f"{changed[0]!r} is no longer tied to its centers; weights were loaded or changed "
+            "after the last optimizer step, from before clusters were final: load such a state "
+            "together with tie.load_state_dict(), or keep the best one only while "
+            'tie.stats()["is_last"]'
+        )
+    tying.version += 1
 
 
 def saved_of(group: Group, state: Mapping[str, Tensor | int | float]) -> Saved:

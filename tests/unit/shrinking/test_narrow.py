@@ -98,7 +98,7 @@ def run_once(shrink):
     ).double()  # fmt: skip
     inputs = torch.randn(64, 1, 8, 8, dtype=torch.float64)
     labels = (inputs[:, 0, :4].mean((1, 2)) > 0).long()
-    tie = reefknot.SparseAPT(model, target_density=0.01, steps=50)
+    tie = reefknot.SparseAPT(model, target_density=0.02, steps=50)
     optimizer = torch.optim.SGD(tie.parameter_groups(), lr=0.05, momentum=0.9)
     tie.attach(optimizer)
     plan = Plan(steps=50, soft_steps=None, lr=0.05, hard_lr=0.05, decay="phases")

@@ -121,3 +121,30 @@ def test_the_pull_is_that_of_the_latent_weights():
     grad = torch.full((4,), 0.5)
     latent.put({"w": grad}, 0.1)
     assert grad.tolist() == pytest.approx([0.5, 0.5, 0.48, 0.52])
+
+
+def test_the_value_with_the_largest_error_becomes_two():
+    values = [-1.0, 0.0, 0.4, 0.6, 2.0, 2.2, 0.1]
+    group = group_of(values, [-1.0, 0.0, 1.3], [0, 1, 2, 2, 2, 2, 1], zero=1)
+    latent = LatentWeights(group)
+    error = latent.error()
+    assert error[:2] == pytest.approx([0, 0])
+    assert error[2] == pytest.approx(sum((v - 1.3) ** 2 for v in (0.4, 0.6, 2.0, 2.2)))
+    latent.split()
+    away = math.sqrt(error[2] / 4)
+    assert group.centers == pytest.approx([-1, 0, 1.3 - away, 1.3 + away])
+    assert (group.zero_cluster, group.num_clusters, int(latent.counts.sum())) == (1, 4, 5)
+    latent.tie(0.0)
+    assert group.clusters().tolist() == [0, 1, 2, 2, 3, 3, 1]
+    assert group.centers == pytest.approx([-1, 0, 0.5, 2.1])
+    assert group.members["w"].tolist() == pytest.approx([-1, 0, 0.5, 0.5, 2.1, 2.1, 0])
+
+
+def test_clusters_below_a_split_value_keep_their_numbers_and_zero_moves_up():
+    group = group_of([-3.0, -1.0, 0.0, 1.0], [-2.0, 0.0, 1.0], [0, 0, 1, 2], zero=1)
+    latent = LatentWeights(group)
+    latent.split()
+    latent.tie(0.0)
+    assert group.zero_cluster == latent.zero == 2
+    assert group.clusters().tolist() == [0, 1, 2, 3]
+    assert group.members["w"].tolist() == [-3, -1, 0, 1]
