@@ -25,7 +25,7 @@ from torch import nn
 
 import reefknot
 import reefknot.tying.content
-from reefknot.kernels.histogram import Bins, InMemory
+from reefknot.kernels.histogram import Bins, InMemory, work_on
 from reefknot.kernels.kmeans1d import kmeans1d, refit
 from reefknot.tying import collectives
 from reefknot.tying.collectives import as_dtensor, local
@@ -143,7 +143,7 @@ def simulated(weights, ranks, others):
     cuts = np.sort(np.random.default_rng(1).integers(0, weights, others - 1))
     alone = []
     for begin, piece in zip(shards.edges, shards.pieces()):
-        cells = InMemory([(piece, None)], 1).cells(bins)
+        cells = InMemory(work_on(piece), piece.dtype, 1).cells(bins)
         total += cells
         alone.append(refit(Added(largest, cells), K, None).centers)
         inside = np.clip(cuts - begin, 0, len(piece))
@@ -151,7 +151,9 @@ def simulated(weights, ranks, others):
         for n, part in enumerate(
             np.split(piece, np.unique(inside[(inside > 0) & (inside < len(piece))]))
         ):
-            divided[first + n] += InMemory([(np.ascontiguousarray(part), None)], 1).cells(bins)
+            divided[first + n] += InMemory(
+                work_on(np.ascontiguousarray(part)), part.dtype, 1
+            ).cells(bins)
     together = refit(Added(largest, total), K, None).centers
     again = refit(Added(largest, divided.sum(0)), K, None).centers
     assert np.array_equal(together, again), "the centers depend on the number of ranks"

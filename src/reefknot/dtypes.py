@@ -1,7 +1,7 @@
 """The element types a state can hold, by the names that safetensors gives them.
 
 numpy knows no bfloat16 and no float8, so those are held as raw bits in an unsigned integer
-array. Everything here is plain data; torch's types are known by their names.
+array. Everything here is plain data; the torch side has its own table of the same tags.
 """
 
 from typing import NamedTuple
@@ -18,18 +18,9 @@ class DType(NamedTuple):
     """How one element type is held: `storage` is its numpy type, raw bits where numpy has none."""
 
     tag: str
-    name: str  # in torch
     storage: np.dtype
-
-    @property
-    def is_float(self) -> bool:
-        """Whether elements are floating-point numbers; complex ones are not."""
-        return "float" in self.name
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether elements are held as raw bits: arithmetic on `storage` means nothing."""
-        return self.is_float and self.storage.kind == "u"
+    is_float: bool
+    is_raw: bool  # held as raw bits: arithmetic on `storage` means nothing
 
     @property
     def item_bytes(self) -> int:
@@ -37,30 +28,32 @@ class DType(NamedTuple):
         return self.storage.itemsize
 
 
-DTYPES = {
-    tag: DType(tag, name, np.dtype(storage))
-    for tag, name, storage in (
-        ("F32", "float32", "<f4"),
-        ("F16", "float16", "<f2"),
-        ("BF16", "bfloat16", "<u2"),
-        ("F64", "float64", "<f8"),
-        ("F8_E4M3", "float8_e4m3fn", "u1"),
-        ("F8_E5M2", "float8_e5m2", "u1"),
-        ("F8_E8M0", "float8_e8m0fnu", "u1"),
-        ("F8_E4M3FNUZ", "float8_e4m3fnuz", "u1"),
-        ("F8_E5M2FNUZ", "float8_e5m2fnuz", "u1"),
-        ("C64", "complex64", "<c8"),
-        ("BOOL", "bool", "?"),
-        ("U8", "uint8", "u1"),
-        ("I8", "int8", "i1"),
-        ("U16", "uint16", "<u2"),
-        ("I16", "int16", "<i2"),
-        ("U32", "uint32", "<u4"),
-        ("I32", "int32", "<i4"),
-        ("U64", "uint64", "<u8"),
-        ("I64", "int64", "<i8"),
-    )
-}
+def _table() -> dict[str, DType]:
+    rows = [
+        ("F32", "<f4", True, False),
+        ("F16", "<f2", True, False),
+        ("BF16", "<u2", True, True),
+        ("F64", "<f8", True, False),
+        ("F8_E4M3", "u1", True, True),
+        ("F8_E5M2", "u1", True, True),
+        ("F8_E8M0", "u1", True, True),
+        ("F8_E4M3FNUZ", "u1", True, True),
+        ("F8_E5M2FNUZ", "u1", True, True),
+        ("C64", "<c8", False, False),
+        ("BOOL", "?", False, False),
+        ("U8", "u1", False, False),
+        ("I8", "i1", False, False),
+        ("U16", "<u2", False, False),
+        ("I16", "<i2", False, False),
+        ("U32", "<u4", False, False),
+        ("I32", "<i4", False, False),
+        ("U64", "<u8", False, False),
+        ("I64", "<i8", False, False),
+    ]
+    return {tag: DType(tag, np.dtype(kind), flt, raw) for tag, kind, flt, raw in rows}
+
+
+DTYPES = _table()
 
 
 def dtype_of(tag: str) -> DType:

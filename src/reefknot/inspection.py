@@ -91,7 +91,7 @@ def inspect(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Inspection:
     kept = sum(tensor.data.nbytes for tensor in state.tensors if isinstance(tensor, KeptTensor))
     kept += sum(s.values.nbytes for t in state.tensors if (s := _scales(t)) is not None)
     trainable = [t for t in state.tensors if isinstance(t, TiedTensor) or t.trainable]
-    num_trainable = sum(tensor.size for tensor in trainable)
+    num_trainable = sum(_size(tensor) for tensor in trainable)
     fixed, paper = fixed_bits(state), paper_bits(state)
     small = state.original_bytes <= COMPARE_BYTES
     return Inspection(
@@ -120,6 +120,10 @@ def _scales(tensor: TiedTensor | KeptTensor) -> Scales | None:
     return None if isinstance(tensor, KeptTensor) else tensor.scales
 
 
+def _size(tensor: TiedTensor | KeptTensor) -> int:
+    return math.prod(tensor.shape)
+
+
 def _row(
     state: TiedState, tensor: TiedTensor | KeptTensor, nonzeros: int, cost: TensorCost
 ) -> TensorBytes:
@@ -128,7 +132,7 @@ def _row(
     return TensorBytes(
         tensor.name, tensor.shape, state.dtype(tensor).tag,
         "kept" if kept else "tied" if scales is None else "scaled",
-        nonzeros / max(tensor.size, 1), cost.total, cost.positions,
+        nonzeros / max(_size(tensor), 1), cost.total, cost.positions,
         cost.total - cost.positions - cost.scales,
         *layout, cost.scales,
     )  # fmt: skip
@@ -211,7 +215,7 @@ def _compare_tensor(state: TiedState, mine: TiedTensor | KeptTensor, other: Foun
     if wrong:
         place = [int(i) for i in np.unravel_index(first, other.shape)]
         raise CheckError(
-            f"{other.name!r} differs in {wrong:,} of {mine.size:,} elements, first at {place}"
+            f"{other.name!r} differs in {wrong:,} of {_size(mine):,} elements, first at {place}"
         )
     return negative
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from reefknot.dtypes import DType, is_zero
-from reefknot.errors import FormatError, ReefknotError
+from reefknot.errors import ReefknotError
 from reefknot.scales import INTEGERS, Scales
 
 MAX_CODEBOOK = 65_536
@@ -48,10 +48,9 @@ def occurrences(indices: np.ndarray, size: int) -> np.ndarray:
     return counts
 
 
-def check_booleans(what: str, values: np.ndarray) -> None:
-    """Refuse booleans that are neither 0 nor 1."""
+def _check_booleans(what: str, values: np.ndarray) -> None:
     if values.dtype == np.bool_ and values.size and (most := int(values.view(np.uint8).max())) > 1:
-        raise FormatError(f"{what} is BOOL and holds the byte {most}; only 0 and 1 are booleans")
+        raise ReefknotError(f"{what} is BOOL and holds the byte {most}; only 0 and 1 are booleans")
 
 
 def index_dtype(num_values: int) -> np.dtype:
@@ -81,7 +80,7 @@ class Codebook:
             raise ReefknotError(
                 f"a codebook holds at most {MAX_CODEBOOK:,} values, found {len(values):,}"
             )
-        check_booleans("a codebook", values)
+        _check_booleans("a codebook", values)
         bits = values.view(f"u{self.dtype.item_bytes}")
         distinct = len(set(bits.tolist())) if len(bits) <= 256 else len(np.unique(bits))
         if distinct != len(bits):
@@ -115,11 +114,6 @@ class TiedTensor:
         """The tensor's shape."""
         return self.indices.shape
 
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return self.indices.size
-
 
 @dataclass(frozen=True, eq=False)
 class KeptTensor:
@@ -134,11 +128,6 @@ class KeptTensor:
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
         return self.data.shape
-
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return self.data.size
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +164,7 @@ class TiedState:
                     f"{tensor.name!r} is {tensor.dtype.tag} and must be held as "
                     f"{tensor.dtype.storage}, found {tensor.data.dtype}"
                 )
-            check_booleans(repr(tensor.name), tensor.data)
+            _check_booleans(repr(tensor.name), tensor.data)
             return replace(tensor, data=_frozen(tensor.data))
         if not 0 <= tensor.codebook < len(self.codebooks):
             raise ReefknotError(
@@ -286,18 +275,21 @@ class TiedState:
     @property
     def num_weights(self) -> int:
         """Elements of all stored tensors, shared ones counted once."""
-        return sum(tensor.size for tensor in self.tensors)
+        return sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in self.tensors)
 
     @property
     def original_bytes(self) -> int:
         """Elements times item size over all stored tensors: what rates are measured against."""
-        return sum(tensor.size * self.dtype(tensor).item_bytes for tensor in self.tensors)
+        return sum(
+            int(np.prod(tensor.shape, dtype=np.int64)) * self.dtype(tensor).item_bytes
+            for tensor in self.tensors
+        )
 
     @property
     def density(self) -> float:
         """The fraction of trainable parameters that are not zero."""
         trainable = [t for t in self.tensors if isinstance(t, TiedTensor) or t.trainable]
-        total = sum(tensor.size for tensor in trainable)
+        total = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in trainable)
         return sum(self.nonzeros(tensor) for tensor in trainable) / total if total else 0.0
 
     @property

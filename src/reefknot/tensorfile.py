@@ -23,7 +23,7 @@ from reefknot.dtypes import DTYPES, DType, dtype_of
 from reefknot.errors import FormatError, ReefknotError
 from reefknot.files import reading, writing_atomically
 from reefknot.format.layout import MAGIC, MAX_DIMENSIONS
-from reefknot.state import TiedState, check_booleans
+from reefknot.state import TiedState
 
 # Limits of a header or an index. The largest public models have an index of some hundred thousand
 # tensors, 15 MB. Three bytes of JSON may become a hundred bytes of Python objects, so items are
@@ -291,8 +291,15 @@ def _read_part(path: Path, row: _Row, base: int, start: int, count: int) -> np.n
         data = np.fromfile(file, row.dtype.storage, count)
     if len(data) != count:
         raise FormatError(f"{path} ends inside {row.name!r}; copy it again")
-    check_booleans(f"{path}: {row.name!r}", data)
-    return data
+    return _booleans_checked(path, row.name, data)
+
+
+def _booleans_checked(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype == np.bool_ and values.size and (most := int(values.view(np.uint8).max())) > 1:
+        raise FormatError(
+            f"{path}: {name!r} is BOOL and holds the byte {most}; only 0 and 1 can be packed"
+        )
+    return values
 
 
 # ---- torch ------------------------------------------------------------------------------------
@@ -395,9 +402,7 @@ def _not_tensors(path: Path, why: str) -> FormatError:
 
 def _elements(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
     try:
-        values = read()
-        check_booleans(f"{path}: {name!r}", values)
-        return values
+        return _booleans_checked(path, name, read())
     except (RuntimeError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else "no memory is left"
         raise ReefknotError(f"{path}: {name!r} could not be read: {reason}") from error

@@ -8,7 +8,25 @@ from reefknot.dtypes import DTYPES, DType
 from reefknot.errors import ReefknotError
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
-    tag: getattr(torch, dtype.name) for tag, dtype in DTYPES.items()
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
 }
 TAGS = {dtype: tag for tag, dtype in TORCH_DTYPES.items()}
 _RAW = {1: torch.uint8, 2: torch.int16}  # views of types that numpy does not know

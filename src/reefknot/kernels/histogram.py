@@ -14,16 +14,32 @@ All sums are of integers (counts, and offsets inside bins). So they do not depen
 summation or the number of threads, and histograms of parts can be added.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.jit import compiled_for_each, inlined
-from reefknot.kernels.threads import Part, share
+from reefknot.kernels.jit import inlined
+from reefknot.kernels.shared import add_to, array_at, available_threads, worker
+from reefknot.kernels.work import (
+    CENTERS,
+    COUNTER,
+    NUM_CENTERS,
+    NUM_TENSORS,
+    NUMBERS,
+    SUMS,
+    TABLE,
+    TASK_SIZE,
+    Row,
+    Work,
+    block_of,
+    claim,
+    first_place,
+)
 
 POWERS = 21
 OFFSET_BITS = 20  # of a number's offset inside its bin: int64 holds the sum of 2**43 of them
@@ -102,50 +118,39 @@ class Countable(Protocol):
 
 
 class InMemory:
-    """Numbers that lie in memory, in one array or in many; each has room for its clusters."""
+    """Numbers that lie in memory; their clusters go into the rows' assignments."""
 
-    def __init__(self, arrays: Sequence[tuple[NDArray, NDArray | None]], threads: int) -> None:
-        self.dtype = arrays[0][0].dtype
-        self.values = [values for values, _ in arrays]
-        self.clusters = [clusters for _, clusters in arrays]
-        self.sizes, self.threads = [values.size for values in self.values], threads
+    def __init__(self, work: Work, dtype: np.dtype, threads: int) -> None:
+        self.work, self.dtype, self.threads = work, dtype, threads
 
     def largest(self) -> float:
         """The largest magnitude; see `Countable`."""
-
-        def work(parts: Iterator[Part]) -> float:
-            values = [self.values[n][part] for n, part in parts]
-            return float(np.max([(-v.min(), v.max()) for v in values], initial=0.0))
-
-        return float(np.max(share(work, self.sizes, self.threads)))
+        found = np.zeros(max(self.threads, 1) + 1, np.int64)
+        self.work.run(_extent(_real(self.dtype)), (0.0, 0.0), self.threads, sums=found)
+        return float(found.max().astype(f"i{self.dtype.itemsize}").view(self.dtype))
 
     def cells(self, bins: Bins) -> NDArray[np.int64]:
-        """Count the numbers of all arrays."""
-
-        def work(parts: Iterator[Part]) -> NDArray[np.int64]:
-            cells = np.zeros((2 * bins.half, 2), np.int64)
-            for n, part in parts:
-                _count(bins.dtype)(self._bits(n, part), bins.shift, bins.lowest, cells)
-            return cells
-
-        first, *others = share(work, self.sizes, self.threads)
-        return sum(others, first)
+        """Count the numbers of all rows."""
+        cells = np.zeros((2 * bins.half, 2), np.int64)
+        numbers = (bins.shift, bins.lowest, self.threads)
+        self.work.run(_count(_real(bins.dtype)), numbers, self.threads, sums=cells.reshape(-1))
+        return cells
 
     def spread(self, bins: Bins, table: NDArray) -> int:
         """Write the cluster of each number; see `Countable`."""
+        index = np.uint8 if table.dtype == np.uint8 else np.int32
+        loop = _assign(_real(bins.dtype), index)
+        return self.work.run(loop, (bins.shift, bins.lowest), self.threads, centers=table)
 
-        def work(parts: Iterator[Part]) -> int:
-            loop, changed = _assign(bins.dtype, table.dtype), 0
-            for n, part in parts:
-                clusters = self.clusters[n]
-                assert clusters is not None
-                changed += loop(self._bits(n, part), clusters[part], bins.shift, bins.lowest, table)
-            return changed
 
-        return sum(share(work, self.sizes, self.threads))
+def work_on(numbers: NDArray, assignment: NDArray | None = None) -> Work:
+    """A `Work` on one contiguous array."""
+    to = 0 if assignment is None else assignment.ctypes.data
+    return Work([Row(numbers.size, numbers.ctypes.data, 0, to, 0)])
 
-    def _bits(self, number: int, part: slice) -> NDArray:
-        return self.values[number][part].view(f"i{self.dtype.itemsize}")
+
+def _real(dtype: np.dtype) -> Any:
+    return np.float32 if dtype == np.float32 else np.float64
 
 
 def has_bins(dtype: np.dtype) -> bool:
@@ -159,6 +164,11 @@ def has_powers(dtype: np.dtype, largest: float) -> bool:
     return float(limits.tiny) * 2.0**POWERS <= largest <= float(limits.max) / 2
 
 
+def threads_for(elements: int) -> int:
+    """How many threads pay off: one for few numbers, since starting another takes longer."""
+    return available_threads() if elements >= 1 << 18 else 1
+
+
 @inlined
 def _key(bits: Any, mask: Any, shift: Any, lowest: Any, half: Any) -> Any:
     """The key of a number's bin, from its bits; `mask` removes the sign. Always below 2·half."""
@@ -167,28 +177,85 @@ def _key(bits: Any, mask: Any, shift: Any, lowest: Any, half: Any) -> Any:
     return half + magnitude if positive else half - 1 - magnitude
 
 
-@compiled_for_each("void({whole}[::1], int64, int64, int64[:, ::1])")
-def _count(numbers: Any, shift: int, lowest: int, cells: Any) -> None:
-    """Count each number in its bin, given their bits."""
-    drop = np.int64(shift - OFFSET_BITS) if shift > OFFSET_BITS else np.int64(0)
-    half = cells.shape[0] // 2
-    mask = np.int64(np.iinfo(numbers.dtype).max)
-    inside = (np.int64(1) << shift) - 1
-    for n in range(numbers.size):
-        number = np.int64(numbers[n])
-        key = _key(number, mask, shift, lowest, half)
-        cells[key, 0] += 1
-        cells[key, 1] += (number & inside) >> drop
+@cache
+def _extent(real: Any) -> Any:
+    whole = np.int32 if real is np.float32 else np.int64
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        found = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
+        mask = whole(np.iinfo(whole).max)
+        largest = whole(0)
+        place = first_place(task)
+        while claim(task, table, place):
+            bits = block_of(table, place, 1, whole)
+            for n in range(bits.size):
+                largest = max(largest, whole(bits[n] & mask))
+        mine = add_to(task, COUNTER, 1)
+        if mine < found.size:
+            found[mine] = largest
+
+    return work
 
 
-@compiled_for_each("int64({whole}[::1], {index}[::1], int64, int64, {index}[::1])")
-def _assign(numbers: Any, assignment: Any, shift: int, lowest: int, clusters: Any) -> int:
-    """Assign each number to the cluster of its bin, given their bits; gives how many changed."""
-    half = clusters.size // 2
-    mask = np.int64(np.iinfo(numbers.dtype).max)
-    changed = 0
-    for n in range(numbers.size):
-        cluster = clusters[_key(np.int64(numbers[n]), mask, shift, lowest, half)]
-        changed += int(assignment[n] != cluster)
-        assignment[n] = cluster
-    return changed
+@cache
+def _count(real: Any) -> Any:
+    """Count each number in its bin. The task's numbers are shift, lowest key, threads."""
+    whole = np.int32 if real is np.float32 else np.int64
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        numbers = array_at(task[NUMBERS], 3, np.float64)
+        shared = array_at(task[SUMS], task[NUM_CENTERS], np.int64)
+        shift, lowest = np.int64(numbers[0]), np.int64(numbers[1])
+        drop = np.int64(shift - OFFSET_BITS) if shift > OFFSET_BITS else np.int64(0)
+        half = shared.size // 4
+        mask = np.int64(np.iinfo(whole).max)
+        inside = (np.int64(1) << shift) - 1
+        alone = numbers[2] == 1
+        cells = shared if alone else np.zeros(shared.size, np.int64)
+        place = first_place(task)
+        while claim(task, table, place):
+            bits = block_of(table, place, 1, whole)
+            for n in range(bits.size):
+                number = np.int64(bits[n])
+                key = _key(number, mask, shift, lowest, half)
+                cells[2 * key] += 1
+                cells[2 * key + 1] += (number & inside) >> drop
+        if not alone:
+            for key in range(shared.size):
+                if cells[key]:
+                    add_to(shared, key, cells[key])
+
+    return work
+
+
+@cache
+def _assign(real: Any, index: Any) -> Any:
+    """Assign each number to the cluster of its bin; `COUNTER` counts the changes."""
+    whole = np.int32 if real is np.float32 else np.int64
+
+    @worker
+    def work(address: Any) -> None:
+        task = carray(address, TASK_SIZE, np.int64)
+        table = array_at(task[TABLE], (task[NUM_TENSORS], 5), np.int64)
+        numbers = array_at(task[NUMBERS], 2, np.float64)
+        clusters = array_at(task[CENTERS], task[NUM_CENTERS], index)
+        shift, lowest = np.int64(numbers[0]), np.int64(numbers[1])
+        half = clusters.size // 2
+        mask = np.int64(np.iinfo(whole).max)
+        changed = np.int64(0)
+        place = first_place(task)
+        while claim(task, table, place):
+            bits, a = block_of(table, place, 1, whole), block_of(table, place, 3, index)
+            for n in range(bits.size):
+                cluster = clusters[_key(np.int64(bits[n]), mask, shift, lowest, half)]
+                changed += np.int64(a[n] != cluster)
+                a[n] = cluster
+        add_to(task, COUNTER, changed)
+
+    return work

@@ -11,6 +11,8 @@ has the values in ascending order, and leaves out those that are too dear everyw
 import numpy as np
 from numpy.typing import NDArray
 
+from reefknot.kernels.jit import compiled
+
 
 def cheapest(
     values: NDArray[np.float64], prices: NDArray[np.float64]
@@ -20,24 +22,33 @@ def cheapest(
     >>> cheapest(np.array([-1.0, 0.0, 1.0]), np.array([0.0, 2.0, 0.5]))
     (array([0, 2]), array([0.125]))
     """
-    found: list[int] = []
-    edges: list[float] = []  # of the intervals of `found`, but for the last one
-    lines = list(zip(values.tolist(), prices.tolist(), strict=True))
-    for new, (value, price) in enumerate(lines):
+    found, edges = np.empty(len(values), np.int64), np.empty(len(values))
+    count = _envelope(values, prices, found, edges)
+    return found[:count], edges[: count - 1] if count else edges[:0]
+
+
+@compiled("int64(float64[::1], float64[::1], int64[::1], float64[::1])", allocates=False)
+def _envelope(values: NDArray, prices: NDArray, found: NDArray, edges: NDArray) -> int:
+    """Fill `found`, and `edges` with the end of each interval but the last; gives how many."""
+    count = 0
+    for new in range(values.size):
         edge = -np.inf
-        while found:
-            last, its_price = lines[found[-1]]
-            if value == last and price >= its_price:
-                break
-            if value != last:
-                rise = value * value + price - last * last - its_price
-                edge = rise / (2.0 * (value - last))
-                if not edges or edge > edges[-1]:
+        while count > 0:
+            last = found[count - 1]
+            if values[new] == values[last]:
+                if prices[new] >= prices[last]:
                     break
-            found.pop()
-            del edges[-1:]
-        if found and value == lines[found[-1]][0]:
+                count -= 1
+                continue
+            rise = values[new] ** 2 + prices[new] - values[last] ** 2 - prices[last]
+            edge = rise / (2.0 * (values[new] - values[last]))
+            if count == 1 or edge > edges[count - 2]:
+                break
+            count -= 1
+        if count > 0 and values[new] == values[found[count - 1]]:
             continue
-        edges += [edge] if found else []
-        found.append(new)
-    return np.array(found, np.int64), np.array(edges, np.float64)
+        if count > 0:
+            edges[count - 1] = edge
+        found[count] = new
+        count += 1
+    return count

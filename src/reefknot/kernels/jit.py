@@ -1,36 +1,37 @@
 """How loops are compiled: when they are first needed, for explicit types, without the GIL.
 
-numba keeps the machine code on disk. Importing a module of loops compiles nothing and does not
-import numba; and a loop that can tell how much it has to do does a little in plain Python
-(`plain.py`).
+The machine code is cached on disk. Importing a module of loops compiles nothing and does not import
+numba; and a loop that can tell how much it has to do does a little in plain Python (`plain.py`).
 """
 
-import hashlib
-import inspect
-import logging
 import sys
 from collections.abc import Callable
 from functools import cache, cached_property, update_wrapper
-from pathlib import Path
 from threading import RLock
 from types import FunctionType
 from typing import Any
-
-import numpy as np
 
 from reefknot.kernels import plain
 
 PLAIN_STEPS = 256_000  # of a loop, in a process: they take about as long as numba needs to begin
 
-log = logging.getLogger("reefknot")
-_parts: set[FunctionType] = set()  # what is inlined
+_parts: dict[FunctionType, dict[str, Any]] = {}  # to the options with which each is compiled
 _compiling = RLock()
 
 
 def inlined(function: Any) -> Any:
     """A function that allocates nothing, to be inlined into the loops that call it by its name."""
-    _parts.add(function)
+    _parts[function] = _PART | {"_nrt": False}
     return function
+
+
+def inlined_with_arrays(function: Any) -> Any:
+    """A function to be inlined that returns an array, which needs reference counting."""
+    _parts[function] = _PART
+    return function
+
+
+_PART = {"nogil": True, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(
@@ -46,25 +47,6 @@ def compiled(
     microseconds the loop takes at most in plain Python; one that has it must be all integers.
     """
     return lambda function: Loop(function, signature, allocates, steps)
-
-
-def compiled_for_each(signature: str) -> Callable[[Any], Callable[..., "Loop"]]:
-    """A loop for each type of weights and of indices, made when it is first asked for.
-
-    In the signature `{real}` stands for the type of the weights, `{whole}` for the integers of the
-    same size, `{index}` for the type of the indices.
-    """
-
-    def family(function: FunctionType) -> Callable[..., Loop]:
-        @cache
-        def of(real: Any, index: Any = np.uint8) -> Loop:
-            names = {"real": np.dtype(real).name, "index": np.dtype(index).name}
-            names["whole"] = f"int{8 * np.dtype(real).itemsize}"
-            return Loop(function, signature.format_map(names), allocates=True, steps=None)
-
-        return of
-
-    return family
 
 
 class Loop:
@@ -85,12 +67,9 @@ class Loop:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the loop."""
-        machine_code = self._machine_code
-        if machine_code is None:
-            if self._has_little_to_do(arguments):
-                return plain.run(self.function, arguments)
-            machine_code = self.machine_code
-        return machine_code(*arguments)
+        if self._machine_code is None and self._has_little_to_do(arguments):
+            return plain.run(self.function, arguments)
+        return self.machine_code(*arguments)
 
     @property
     def machine_code(self) -> Any:
@@ -103,12 +82,7 @@ class Loop:
 
     def _compiled(self) -> Any:
         dispatcher = self._dispatcher
-        if not self._is_kept and (folder := dispatcher.stats.cache_path) is not None:
-            _say(f"compiling loops for this machine, once; they are kept in {folder}")
-        try:
-            dispatcher.compile(self._types)
-        except OSError:  # it is compiled, but the disk is full
-            _say(_NOT_KEPT)
+        dispatcher.compile(self._types)
         dispatcher.disable_compile()
         return dispatcher
 
@@ -116,36 +90,22 @@ class Loop:
     def _dispatcher(self) -> Any:
         import numba
 
+        from reefknot.kernels.disk import keep_on_disk
+
         function = with_compiled_parts(self.function)
-        function.__qualname__ = self._name
-        try:
-            return numba.njit(cache=True, **self.options)(function)
-        except RuntimeError as error:
-            if "cache" not in str(error):
-                raise
-            _say(_NOT_KEPT)
-            return numba.njit(**self.options)(function)
+        dispatcher = numba.njit(**self.options)(function)
+        keep_on_disk(dispatcher, function)
+        return dispatcher
 
     @property
     def _types(self) -> Any:
         return self.signature if isinstance(self.signature, str) else self.signature()
 
     @cached_property
-    def _name(self) -> str:
-        """A name that tells this machine code from any other; numba names its files after it.
-
-        numba itself looks only at the file of the function, but inlined parts and constants come
-        from other files of its folder and of this one. And it numbers the machine code of one
-        function for several types, which goes wrong if two processes compile at the same time.
-        """
-        sources = _digest(Path(inspect.getfile(self.function)).parent)
-        types = hashlib.sha256(str(self._types).encode()).hexdigest()
-        return f"{self.function.__name__}_{sources[:16]}_{types[:16]}"
-
-    @cached_property
     def _is_kept(self) -> bool:
-        folder = self._dispatcher.stats.cache_path
-        return folder is not None and any(Path(folder).glob(f"*{self._name}*.nbi"))
+        from reefknot.kernels.disk import is_kept
+
+        return is_kept(self._dispatcher, self._types)
 
     def _has_little_to_do(self, arguments: tuple[Any, ...]) -> bool:
         if self.steps is None:
@@ -168,28 +128,4 @@ def with_compiled_parts(function: FunctionType) -> FunctionType:
 def _part(function: FunctionType) -> Any:
     import numba
 
-    options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
-    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return numba.njit(**options)(with_compiled_parts(function))
-
-
-@cache
-def _digest(folder: Path) -> str:
-    """A hash of all source files that the loops of a folder may use."""
-    digest = hashlib.sha256()
-    for source in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
-        digest.update(hashlib.sha256(source.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-_NOT_KEPT = (
-    "compiling its loops, which takes up to a minute, and again in each process: there is no "
-    "folder to keep them in; set NUMBA_CACHE_DIR to one that can be written"
-)
-_said: list[str] = []  # at most one line a process
-
-
-def _say(what: str) -> None:
-    if not _said:
-        _said.append(what)
-        log.warning("reefknot: %s", what)
+    return numba.njit(**_parts[function])(with_compiled_parts(function))

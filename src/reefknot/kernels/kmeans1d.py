@@ -24,10 +24,11 @@ from reefknot.kernels.histogram import (
     InMemory,
     has_bins,
     has_powers,
+    threads_for,
+    work_on,
 )
-from reefknot.kernels.jit import compiled, inlined
+from reefknot.kernels.jit import compiled, inlined, inlined_with_arrays
 from reefknot.kernels.reducer import SINGLE, Reducer
-from reefknot.kernels.threads import available_threads
 
 Distance = Literal["l2", "l1"]
 
@@ -109,7 +110,7 @@ def kmeans1d_of_parts(
     if distance == "l2" and reducer.total(np.array([numbers.size]))[0] >= COUNTED_FROM:
         assignment = np.empty(numbers.shape, assignment_dtype(num_clusters))
         flat = np.ascontiguousarray(numbers)
-        here = InMemory([(flat.reshape(-1), assignment.reshape(-1))], available_threads())
+        here = InMemory(work_on(flat, assignment), flat.dtype, threads_for(flat.size))
         found = refit(here, num_clusters, centers, reducer=reducer, max_iterations=max_iterations)
         if found is not None:
             return Clustering(found.centers, assignment)
@@ -174,7 +175,7 @@ def counted(numbers: NDArray, reducer: Reducer = SINGLE) -> Counted:
     """Numbers spread over several places: each distinct one or, of many numbers, their bins."""
     if reducer.total(np.array([numbers.size]))[0] >= COUNTED_FROM and has_bins(numbers.dtype):
         flat = np.ascontiguousarray(numbers)
-        here = InMemory([(flat.reshape(-1), None)], available_threads())
+        here = InMemory(work_on(flat), flat.dtype, threads_for(flat.size))
         largest = reducer.largest(here.largest())
         if has_powers(flat.dtype, largest):
             bins = Bins(flat.dtype, largest, 10)
@@ -336,13 +337,9 @@ class _Line:
     def optimum(self, num_clusters: int) -> NDArray[np.int64]:
         """The optimal intervals, by dynamic programming."""
         k = min(num_clusters, len(self))
-        came_from = np.zeros((k, len(self)), np.int32)
-        to_medians = self.distance == "l1"
-        _shortest(self.shifted, self.mass, self.moment, self.square, to_medians, came_from)
-        starts, stop = np.zeros(k, np.int64), len(self)
-        for row in range(k - 1, 0, -1):
-            starts[row] = stop = came_from[row, stop - 1]
-        return starts
+        if self.distance == "l1":
+            return _best_starts_l1(self.shifted, self.mass, self.moment, k)
+        return _best_starts_l2(self.mass, self.moment, self.square, k)
 
     def centers_of_optimum(self, num_clusters: int) -> NDArray[np.float64]:
         return self.centers(self.optimum(num_clusters))
@@ -375,6 +372,17 @@ def _push(stack: NDArray, depth: int, low: int, high: int, first: int, last: int
     return depth + 1
 
 
+@inlined_with_arrays
+def _walk_back(came_from: NDArray) -> NDArray:
+    """The starts of the clusters, from the last to the first."""
+    starts = np.zeros(came_from.shape[0], np.int64)
+    j = came_from.shape[1] - 1
+    for row in range(came_from.shape[0] - 1, 0, -1):
+        starts[row] = came_from[row, j]
+        j = starts[row] - 1
+    return starts
+
+
 @inlined
 def _distance_from_median(
     points: NDArray, mass: NDArray, moment: NDArray, start: int, stop: int
@@ -393,37 +401,19 @@ def _distance_from_median(
     return below + above
 
 
-@inlined
-def _cost(
-    points: NDArray, mass: NDArray, moment: NDArray, square: NDArray, to_medians: bool,
-    before: float, start: int, stop: int,
-) -> float:  # fmt: skip
-    """What points [0, stop) cost if those [0, start) cost `before` and the others are a cluster.
-
-    For squared distances without `square[stop]`, which is the same for every `start`.
-    """
-    if to_medians:
-        return before + _distance_from_median(points, mass, moment, start, stop)
-    first_moment = moment[stop] - moment[start]
-    return before - square[start] - first_moment * first_moment / (mass[stop] - mass[start])
+# Shortest paths over intervals. `best[j]` is the least cost of points [0, j] in the clusters so
+# far; the start of the last cluster never moves left as j grows, so each row is filled by divide
+# and conquer: the middle j bounds the search on both sides of it. `stack` holds what is to do.
 
 
-@compiled("void(float64[::1], float64[::1], float64[::1], float64[::1], boolean, int32[:, ::1])")
-def _shortest(
-    points: NDArray, mass: NDArray, moment: NDArray, square: NDArray, to_medians: bool,
-    came_from: NDArray,
-) -> None:  # fmt: skip
-    """The shortest path over intervals: a row for each cluster, with its start for each last point.
-
-    `best[j]` is the least cost of points [0, j] in the clusters so far. The start of the last
-    cluster never moves left as j grows, so each row is filled by divide and conquer: the middle j
-    bounds the search on both sides of it. `stack` holds what is to do.
-    """
-    k, n = came_from.shape
+@compiled("int64[::1](float64[::1], float64[::1], float64[::1], int64)")
+def _best_starts_l2(mass: NDArray, moment: NDArray, square: NDArray, k: int) -> NDArray:
+    """The intervals with the least squared distance from their means."""
+    n = mass.size - 1
     best, new = np.empty(n), np.empty(n)
-    shared = np.zeros(n) if to_medians else square[1:]
     for j in range(n):
-        best[j] = shared[j] + _cost(points, mass, moment, square, to_medians, 0.0, 0, j + 1)
+        best[j] = square[j + 1] - moment[j + 1] * moment[j + 1] / mass[j + 1]
+    came_from = np.zeros((k, n), np.int32)
     stack = np.empty((128, 4), np.int64)
     for row in range(1, k):
         stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = row, n - 1, row, n - 1
@@ -435,11 +425,44 @@ def _shortest(
             j = (low + high) // 2
             least, at = np.inf, first
             for i in range(first, min(j, last) + 1):
-                cost = _cost(points, mass, moment, square, to_medians, best[i - 1], i, j + 1)
+                first_moment = moment[j + 1] - moment[i]
+                gain = first_moment * first_moment / (mass[j + 1] - mass[i])
+                cost = best[i - 1] - square[i] - gain
                 if cost < least:
                     least, at = cost, i
-            new[j] = least + shared[j]
+            new[j] = least + square[j + 1]
             came_from[row, j] = at
             depth = _push(stack, depth, low, j - 1, first, at)
             depth = _push(stack, depth, j + 1, high, at, last)
         best, new = new, best
+    return _walk_back(came_from)
+
+
+@compiled("int64[::1](float64[::1], float64[::1], float64[::1], int64)")
+def _best_starts_l1(points: NDArray, mass: NDArray, moment: NDArray, k: int) -> NDArray:
+    """The intervals with the least distance from their medians."""
+    n = points.size
+    best, new = np.empty(n), np.empty(n)
+    for j in range(n):
+        best[j] = _distance_from_median(points, mass, moment, 0, j + 1)
+    came_from = np.zeros((k, n), np.int32)
+    stack = np.empty((128, 4), np.int64)
+    for row in range(1, k):
+        stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = row, n - 1, row, n - 1
+        depth = 1
+        while depth:
+            depth -= 1
+            low, high = stack[depth, 0], stack[depth, 1]
+            first, last = stack[depth, 2], stack[depth, 3]
+            j = (low + high) // 2
+            least, at = np.inf, first
+            for i in range(first, min(j, last) + 1):
+                cost = best[i - 1] + _distance_from_median(points, mass, moment, i, j + 1)
+                if cost < least:
+                    least, at = cost, i
+            new[j] = least
+            came_from[row, j] = at
+            depth = _push(stack, depth, low, j - 1, first, at)
+            depth = _push(stack, depth, j + 1, high, at, last)
+        best, new = new, best
+    return _walk_back(came_from)

@@ -7,32 +7,46 @@ Unaware   of how the places communicate, and of what the numbers are.
 Sums are of integers, so that neither the order nor the number of places matters.
 """
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 
-class Reducer:
-    """Reductions where all numbers are in one place; that is, nothing is reduced.
-
-    Where they are not, every place makes the same calls in the same order.
-    """
+class Reducer(Protocol):
+    """Reductions over all places; every place makes the same calls in the same order."""
 
     def total(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over all places, element by element."""
-        return counts
 
     def largest(self, magnitude: float) -> float:
         """The largest magnitude of all places; NaN if one of them is NaN."""
-        return magnitude
 
     def merged(
         self, points: NDArray[np.float64], counts: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Distinct ascending points of all places, and how often each occurs."""
+
+
+class SingleProcess:
+    """All numbers are in one place: nothing is reduced."""
+
+    def total(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The counts themselves."""
+        return counts
+
+    def largest(self, magnitude: float) -> float:
+        """The magnitude itself."""
+        return magnitude
+
+    def merged(
+        self, points: NDArray[np.float64], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The points and counts themselves."""
         return points, counts
 
 
-SINGLE = Reducer()
+SINGLE = SingleProcess()
 _DIGIT = 16  # bits
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import ReefknotError, TyingError
-from reefknot.kernels.reducer import Reducer
+from reefknot.kernels.reducer import SingleProcess
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -93,7 +93,7 @@ def places(parameter: Tensor) -> list[NDArray[np.int64]]:
     return [np.arange(b, b + n) for b, n in zip(begins, part.shape, strict=True)]
 
 
-class Processes(Reducer):
+class Processes(SingleProcess):
     """The processes that have the other parts; none, unless tensors are divided."""
 
     def __init__(self, groups: Iterable["ProcessGroup"] = (), device: str = "cpu") -> None:

@@ -13,7 +13,7 @@ import torch
 
 from reefknot.errors import TyingError
 from reefknot.kernels import assignment_dtype
-from reefknot.kernels.histogram import Countable
+from reefknot.kernels.histogram import Countable, InMemory
 from reefknot.kernels.kmeans1d import COUNTED_FROM, Clustering, kmeans1d_of_parts, nearest
 from reefknot.kernels.kmeans1d import refit as refit_counted
 from reefknot.tying import ops
@@ -182,7 +182,7 @@ def _countable(group: Group) -> Countable | None:
     """The weights where they lie, if they can be counted there."""
     tensors = group.tensors()
     if all(tensors.reached):
-        return tensors.countable()
+        return InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
     return _on_device(group, None)
 
 

@@ -8,8 +8,8 @@ Unaware   of phases, of prices and of when what happens.
 Both implementations choose the same clusters, bit for bit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.kernels import latent as loops
-from reefknot.kernels.threads import Part, share
+from reefknot.kernels.latent import LatentRow
+from reefknot.kernels.work import ASSIGNMENT, WEIGHTS, Work
 from reefknot.tying import ops
 from reefknot.tying.ops import Tensors
 
-T = TypeVar("T")
 _CHUNK = 1 << 20  # latent weights that get a cluster at once
 
 
@@ -130,9 +130,12 @@ class Compiled(InTorch):
 
     def __init__(self, latent: Latent) -> None:
         super().__init__(latent)
-        self.places = [places.numpy() for places in latent.places]
-        self.weights, self.clusters, self.bits = (
-            [part.numpy() for part in latent.split(row)] for row in latent[:3]
+        vectors = zip(*map(latent.split, latent[:3]), strict=True)
+        self._work = Work(
+            [
+                LatentRow(len(p), 0, 0, 0, p.data_ptr(), *(part.data_ptr() for part in parts))
+                for p, parts in zip(latent.places, vectors, strict=True)
+            ]
         )
 
     def put(
@@ -143,27 +146,15 @@ class Compiled(InTorch):
         strength: float,
     ) -> None:
         """See `InTorch`."""
+        self._follow(members)
+        self._work.table[:, loops.GRAD] = [0 if grad is None else grad.data_ptr() for grad in grads]
         real, index = members.types
-        loop, own, none = loops.put(real, index), centers.astype(real), np.zeros(0, real)
-        found = [none if grad is None else ops.flat(grad).numpy() for grad in grads]
-
-        def put(parts: Iterator[Part]) -> None:
-            for n, at in parts:
-                latent, clusters = self.weights[n][at], self.clusters[n][at]
-                places = self.places[n][at]
-                loop(members.arrays[n][0], found[n], places, latent, clusters, own, strength)
-
-        self._share(put)
+        self._run(loops.put(real, index), strength, centers=centers.astype(real))
 
     def take(self, members: Tensors) -> None:
         """See `InTorch`."""
-        loop = loops.take(members.types[0])
-
-        def take(parts: Iterator[Part]) -> None:
-            for n, at in parts:
-                loop(members.arrays[n][0], self.places[n][at], self.weights[n][at])
-
-        self._share(take)
+        self._follow(members)
+        self._run(loops.take(members.types[0]))
 
     def choose(
         self, values: Values, price: float, zero: int | None, num_clusters: int
@@ -171,30 +162,23 @@ class Compiled(InTorch):
         """See `InTorch`."""
         real, index = ops.types_of(self.latent.weights, self.latent.clusters)
         edges = np.append(values.edges, np.inf)
-        table = np.array([values.values, values.prices, edges, values.clusters], real)
-        loop, out = loops.choose(real, index), -1 if zero is None else zero
-
-        def choose(parts: Iterator[Part]) -> NDArray[np.int64]:
-            counts = np.zeros(num_clusters, np.int64)
-            for n, at in parts:
-                latent, clusters, bits = self.weights[n][at], self.clusters[n][at], self.bits[n][at]
-                loop(latent, clusters, bits, table, price, out, counts)
-            return counts
-
-        first, *others = self._share(choose)
-        return sum(others, first)
+        table = np.concatenate([values.values, values.prices, edges, values.clusters])
+        counts = np.zeros(num_clusters, np.int64)
+        numbers = (price, len(values.values), -1 if zero is None else zero)
+        self._run(loops.choose(real, index), *numbers, centers=table.astype(real), sums=counts)
+        return counts
 
     def tie(self, members: Tensors, centers: NDArray[np.float64]) -> None:
         """See `InTorch`."""
+        self._follow(members)
         torch._foreach_zero_(members.flat_weights)
         real, index = members.types
-        loop, own = loops.tie(real, index), centers.astype(real)
+        self._run(loops.tie(real, index), centers=centers.astype(real))
 
-        def tie(parts: Iterator[Part]) -> None:
-            for n, at in parts:
-                loop(*members.arrays[n], self.places[n][at], self.clusters[n][at], own)
+    def _follow(self, members: Tensors) -> None:
+        """Take the current addresses of weights and assignments."""
+        self._work.table[:, loops.WEIGHTS] = members.work.table[:, WEIGHTS]
+        self._work.table[:, loops.ASSIGNMENT] = members.work.table[:, ASSIGNMENT]
 
-        self._share(tie)
-
-    def _share(self, work: Callable[[Iterator[Part]], T]) -> list[T]:
-        return share(work, list(map(len, self.places)), torch.get_num_threads())
+    def _run(self, loop: object, *numbers: float, **arrays: NDArray) -> None:
+        self._work.run(loop, numbers, torch.get_num_threads(), **arrays)

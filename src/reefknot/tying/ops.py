@@ -8,9 +8,10 @@ Each has two implementations, compiled and torch: sums are equal bit for bit, gr
 last bit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from torch import Tensor
 from reefknot.errors import DivergedError
 from reefknot.kernels import loops
 from reefknot.kernels.histogram import InMemory
-from reefknot.kernels.loops import ROWS, SUBBLOCK
-from reefknot.kernels.threads import BLOCK, Part, share
+from reefknot.kernels.shared import borrow
+from reefknot.kernels.work import GRAD, SUBBLOCK, WEIGHTS, Row, Work
 from reefknot.tying.collectives import ONE_PROCESS, Processes
+from reefknot.tying.threads import torch_team
 
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _INDEX: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int32: np.int32}
@@ -30,11 +32,10 @@ _SUM_BITS = 62  # int64 sums stay below 2**62
 _TERM_BITS = {torch.float64: 50}  # each term stays below 2**50: float64 holds every integer there
 _SHORT_TERM_BITS = 31  # terms of narrower types are int32
 _PIECE = 1 << 20  # elements that are widened at a time
-_NONE = np.zeros(0, np.uint8)  # no sub-block is known to be dead
 
 Layout = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]  # the address first
 
-T = TypeVar("T")
+borrow(torch_team())
 
 
 class Held(NamedTuple):
@@ -43,16 +44,6 @@ class Held(NamedTuple):
     weights: Tensor
     assignment: Tensor
     dead: NDArray[np.uint8] | None = None
-
-
-class Piece(NamedTuple):
-    """A part of a tensor in memory order, as the compiled loops take it."""
-
-    number: int  # of the tensor
-    part: slice
-    weights: NDArray
-    assignment: NDArray
-    dead: NDArray[np.uint8]  # of its sub-blocks; empty if none is known to be dead
 
 
 def types_of(weights: Tensor, assignment: Tensor) -> tuple[Any, Any]:
@@ -80,9 +71,22 @@ class Tensors:
     ) -> None:
         self.held, self.processes = list(held), processes
         self.reached = [runs_compiled(weights) for weights, _, _ in held]  # by compiled loops
+        rows = [
+            Row(
+                w.numel() if reached else 0,  # the others are left to torch
+                w.data_ptr(),
+                0,
+                a.data_ptr(),
+                0 if dead is None else dead.ctypes.data,
+            )
+            for (w, a, dead), reached in zip(held, self.reached, strict=True)
+        ]
+        self.work = Work(rows)
+        self._others: Tensors | None = None  # see `on`
+        self.sizes = self.work.table[:, 0].copy()
         if num_weights is None:
             num_weights = sum(w.numel() for w, _, _ in held)
-        self.num_weights = num_weights
+        self.num_bits = num_weights.bit_length()
         self.types = types_of(*held[0][:2])
 
     @cached_property
@@ -96,44 +100,26 @@ class Tensors:
         return [flat(assignment) for _, assignment, _ in self.held]
 
     def on(self, values: Sequence[Tensor | None]) -> "Tensors | None":
-        """These assignments for other tensors, such as gradients; None if one lies differently."""
+        """These assignments for other tensors, such as all gradients; None if one lies differently.
+
+        What it gave before is used again: the addresses change at every step, nothing else does.
+        """
         for (weights, _, _), value in zip(self.held, values, strict=True):
             if not is_alike(value, weights):
                 return None
-        pairs = zip(self.held, cast(Sequence[Tensor], values), strict=True)
-        held = [one._replace(weights=value.detach()) for one, value in pairs]
-        return Tensors(held, self.num_weights, self.processes)
+        if self._others is None:
+            self._others = copy.copy(self)
+            self._others.work = Work([Row(*row) for row in self.work.table.tolist()])
+        found = cast(Sequence[Tensor], values)
+        if not all(self.reached):  # the loops read the table alone
+            held = zip(self.held, found, strict=True)
+            self._others.held = [one._replace(weights=value) for one, value in held]
+        self._others.work.table[:, WEIGHTS] = [value.data_ptr() for value in found]
+        return self._others
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        """The elements of each tensor that the compiled loops can reach; 0 for the others."""
-        pairs = zip(self.held, self.reached, strict=True)
-        return [held.weights.numel() if reached else 0 for held, reached in pairs]
-
-    @cached_property
-    def arrays(self) -> list[tuple[NDArray, NDArray]]:
-        """Weights and assignment in memory order, of tensors that the compiled loops can reach."""
-        pairs = zip(self.flat_weights, self.flat_assignments, self.reached, strict=True)
-        return [(w.numpy(), a.numpy()) if reached else (_NONE, _NONE) for w, a, reached in pairs]
-
-    def run(self, work: Callable[[Iterator[Piece]], T]) -> list[T]:
-        """Work on all weights that the compiled loops can reach, on as many threads as torch has.
-
-        Gives what `work` gave on each thread.
-        """
-        return share(lambda parts: work(self._pieces(parts)), self.sizes, torch.get_num_threads())
-
-    def _pieces(self, parts: Iterator[Part]) -> Iterator[Piece]:
-        for n, part in parts:
-            weights, assignment = self.arrays[n]
-            dead = self.held[n].dead
-            blocks = _NONE if dead is None else dead[part.start // SUBBLOCK :]
-            yield Piece(n, part, weights[part], assignment[part], blocks)
-
-    def countable(self) -> InMemory:
-        """The weights that the compiled loops can reach, to be counted in bins."""
-        found = zip(self.arrays, self.reached, strict=True)
-        return InMemory([arrays for arrays, reached in found if reached], torch.get_num_threads())
+    def run(self, loop: Any, numbers: tuple[float, ...], **arrays: np.ndarray) -> int:
+        """Run a compiled loop over the weights that it can reach."""
+        return self.work.run(loop, numbers, torch.get_num_threads(), **arrays)
 
     def out_of_reach(self) -> list[Held]:
         """The tensors that are left to torch."""
@@ -187,24 +173,21 @@ def add_pull_(
     to_medians: bool,
 ) -> None:
     """Add the gradient of the two penalties to each gradient (equation 3, the assignment given)."""
-    reached: dict[int, NDArray] = {}
+    table = tensors.work.table
     for n, (held, grad) in enumerate(zip(tensors.held, grads, strict=True)):
-        if tensors.reached[n] and is_alike(grad, held.weights):
-            reached[n] = flat(grad).numpy()
+        weights, assignment, _ = held
+        together = tensors.reached[n] and is_alike(grad, weights)
+        if together:
+            assert grad is not None
+            table[n, GRAD] = grad.data_ptr()
         elif grad is not None:
-            weights, assignment, _ = held
             grad.add_(_pull(weights, assignment, centers, tying_strength, l1_strength, to_medians))
-    if not reached:
-        return
-    loop, own = loops.pull(*tensors.types), centers.astype(tensors.types[0])
-
-    def work(pieces: Iterable[Piece]) -> None:
-        for n, part, weights, assignment, _ in pieces:
-            if n in reached:
-                grad = reached[n][part]
-                loop(weights, grad, assignment, own, tying_strength, l1_strength, to_medians)
-
-    tensors.run(work)
+        table[n, 0] = tensors.sizes[n] if together else 0
+    real, index = tensors.types
+    if any(tensors.reached):
+        loop = loops.pull(real, index, to_medians)
+        tensors.run(loop, (tying_strength, l1_strength), centers=centers.astype(real))
+    table[:, 0] = tensors.sizes
 
 
 def is_alike(grad: Tensor | None, weights: Tensor) -> TypeGuard[Tensor]:
@@ -249,8 +232,10 @@ def cluster_sums(
     do not depend on the order of summation. Dead blocks are left out.
     """
     found = np.zeros(num_clusters + 1, np.int64)  # the last one: terms that are too large
+    sums = found[:-1]
     if any(tensors.reached):
-        found += sum(tensors.run(partial(_sums, tensors.types, num_clusters, scale, limit)))
+        loop = loops.sum_clusters(*tensors.types)
+        found[-1] = tensors.run(loop, (scale, limit), sums=sums)
     for device, held in _by_device(tensors.out_of_reach()):
         exact = torch.zeros(num_clusters + 1, dtype=torch.int64, device=device)
         for weights, assignment, _ in held:
@@ -260,18 +245,6 @@ def cluster_sums(
         found += exact.cpu().numpy()
     found = tensors.processes.total(found)
     return None if found[-1] else found[:-1]
-
-
-def _sums(
-    types: Any, num_clusters: int, scale: float, limit: float, pieces: Iterable[Piece]
-) -> NDArray[np.int64]:
-    """The sums of some pieces; and in the last element, how many blocks exceed the limit."""
-    terms = np.empty(BLOCK, f"i{np.dtype(types[0]).itemsize}")
-    sums = np.zeros((ROWS, num_clusters + 1), np.int64)
-    loop = loops.sum_clusters(*types)
-    for _, _, weights, assignment, dead in pieces:
-        sums[0, -1] += loop(weights, assignment, dead, scale, limit, terms, sums)
-    return sums.sum(0)
 
 
 def _by_device(held: Sequence[Held]) -> list[tuple[torch.device, list[Held]]]:
@@ -307,13 +280,13 @@ def cluster_means(tensors: Tensors, centers: np.ndarray, counts: np.ndarray) -> 
     The result depends neither on the order of the tensors nor on that of the threads.
     """
     # First a scale for weights up to twice the largest center; if one is larger, a second pass.
-    for unit in (_power_above(np.abs(centers).max(initial=0.0)), None):
+    for unit in (loops.unit_above(centers), None):
         scale, limit = _fixed_point(tensors, unit)
         sums = cluster_sums(tensors, len(centers), scale, limit)
         if sums is not None:
-            means = np.where(counts > 0, sums / np.maximum(counts, 1) / scale, centers)
-            moved = np.abs(means - centers) * scale > 0.5  # more than half a unit
-            return np.where(moved, means, centers)
+            means = centers.copy()
+            loops.move_to_means(sums, counts, scale, means)
+            return means
     raise AssertionError("a scale made from the largest weight has room for all")
 
 
@@ -328,9 +301,7 @@ def cluster_totals(tensors: Tensors, num_clusters: int) -> np.ndarray:
 def _fixed_point(tensors: Tensors, unit: float | None) -> tuple[float, float]:
     """The fixed-point scale for weights below `unit` (None: for all weights), and its limit."""
     dtype = tensors.held[0].weights.dtype
-    bits = min(
-        _SUM_BITS - tensors.num_weights.bit_length(), _TERM_BITS.get(dtype, _SHORT_TERM_BITS)
-    )
+    bits = min(_SUM_BITS - tensors.num_bits, _TERM_BITS.get(dtype, _SHORT_TERM_BITS))
     if unit is None:
         unit = _unit_above(_largest(tensors), tensors.processes)
     return 2.0**bits / unit, 2.0**bits
@@ -355,12 +326,7 @@ def _unit_above(magnitude: float, processes: Processes) -> float:
         raise DivergedError(
             "a weight or a gradient is not finite; lower the learning rate or the strengths"
         )
-    return _power_above(magnitude)
-
-
-def _power_above(magnitude: float) -> float:
-    """A power of two above twice a magnitude, and not too small."""
-    return 2.0 ** float(np.frexp(max(2.0**-40, magnitude))[1] + 1)
+    return loops.unit_above(np.array([magnitude]))
 
 
 def largest(tensors: Sequence[Tensor]) -> float:
@@ -373,7 +339,8 @@ def _largest(tensors: Tensors) -> float:
     """The largest magnitude of prepared weights, by the compiled loops where they can."""
     found = largest([weights for weights, _, _ in tensors.out_of_reach()])
     if any(tensors.reached):
-        found = float(np.maximum(found, tensors.countable().largest()))
+        numbers = InMemory(tensors.work, np.dtype(tensors.types[0]), torch.get_num_threads())
+        found = float(np.maximum(found, numbers.largest()))
     return found
 
 
@@ -388,14 +355,9 @@ def _at_once(numbers: Sequence[Tensor], dtype: torch.dtype) -> np.ndarray:
 
 def project_(tensors: Tensors, centers: np.ndarray) -> None:
     """Set each weight to its own center."""
+    real, index = tensors.types
     if any(tensors.reached):
-        loop, own = loops.project(*tensors.types), centers.astype(tensors.types[0])
-
-        def work(pieces: Iterable[Piece]) -> None:
-            for _, _, weights, assignment, dead in pieces:
-                loop(weights, assignment, dead, own)
-
-        tensors.run(work)
+        tensors.run(loops.project(real, index), (0.0, 0.0), centers=centers.astype(real))
     for weights, assignment, _ in tensors.out_of_reach():
         flat(weights).copy_(_on(centers, weights)[flat(assignment).long()])
 
@@ -407,8 +369,12 @@ def zero_(weights: Tensor, assignment: Tensor, cluster: int) -> None:
 
 def soft_threshold_(weights: Tensor, threshold: float) -> None:
     """The proximal step of threshold·|w|: towards zero, and exactly zero within the threshold."""
-    values = flat(weights)
-    values.sub_(values.clamp(-threshold, threshold))
+    if runs_compiled(weights):
+        work = Work([Row(weights.numel(), weights.data_ptr(), 0, 0, 0)])
+        loop = loops.soft_threshold(_REAL[weights.dtype])
+        work.run(loop, (threshold, 0.0), torch.get_num_threads())
+    else:
+        flat(weights).copy_(torch.nn.functional.softshrink(flat(weights), threshold))
 
 
 def dead_blocks(weights: Tensor, assignment: Tensor, zero: int) -> NDArray[np.uint8] | None:

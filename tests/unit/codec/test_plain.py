@@ -18,7 +18,7 @@ from reefknot.dtypes import DTYPES
 from reefknot.errors import FormatError
 from reefknot.format import encode
 from reefknot.format.read import decode
-from reefknot.kernels import jit, plain
+from reefknot.kernels import disk, jit, plain
 from reefknot.state import Codebook, KeptTensor, TiedState, TiedTensor
 
 GOLDEN = sorted((Path(__file__).parents[2] / "format" / "golden").glob("*.reef"))
@@ -112,7 +112,7 @@ def test_damaged_files_are_read_or_refused_the_same_both_ways():
 
 
 def test_a_loop_is_compiled_once_it_has_more_than_a_little_to_do(monkeypatch):
-    monkeypatch.setattr(jit.Loop, "_is_kept", False)  # of an earlier run of this test
+    monkeypatch.setattr(disk, "is_kept", lambda *_: False)  # of an earlier run of this test
     loop = jit.Loop(_sum_below, "int64(int64)", allocates=False, steps=lambda number: number)
     assert loop(1000) == 499_500 and loop._machine_code is None
     half = jit.PLAIN_STEPS // 2

@@ -13,6 +13,7 @@ from reefknot.kernels.histogram import (
     Histogram,
     InMemory,
     has_powers,
+    work_on,
 )
 from reefknot.kernels.kmeans1d import COUNTED_FROM
 
@@ -24,7 +25,7 @@ numbers = arrays(
 
 
 def in_memory(values, assignment=None, threads=1):
-    return InMemory([(values, assignment)], threads)
+    return InMemory(work_on(values, assignment), values.dtype, threads)
 
 
 def counted(values):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot import DivergedError
-from reefknot.kernels import threads as kernel_threads
+from reefknot.kernels import shared
 from reefknot.tying import ops
 from reefknot.tying.ops import Held, Tensors
 
@@ -137,11 +137,15 @@ def test_twins_project_to_the_same_bits(tensors, plain):
     assert torch.equal(compiled, expected)
 
 
-def test_weights_move_towards_zero_by_the_threshold_and_stop_there():
+def test_twins_threshold_alike(plain):
     weights = torch.tensor([-1.0, -0.25, -0.1, 0.0, 0.1, 0.25, 1.0])
-    ops.soft_threshold_(weights, 0.25)
-    assert weights.tolist() == [-0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75]
-    assert not weights[1:-1].signbit().any()
+    expected = torch.tensor([-0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75])
+    compiled, twin = weights.clone(), weights.clone()
+    ops.soft_threshold_(compiled, 0.25)
+    plain()
+    ops.soft_threshold_(twin, 0.25)
+    assert torch.equal(compiled, expected)
+    assert torch.equal(twin, expected)
 
 
 def test_half_precision_weights_are_tied_through_the_twin():
@@ -169,9 +173,12 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def test_threads_share_the_work_and_change_nothing(threads, monkeypatch):
+@pytest.mark.parametrize("lent", [True, False], ids=["torch's threads", "Python's threads"])
+def test_threads_share_the_work_and_change_nothing(threads, lent, monkeypatch):
     """Many blocks of several tensors, one of them without a gradient."""
-    monkeypatch.setattr(kernel_threads, "WORTH_A_THREAD", 1)
+    if not lent:
+        monkeypatch.setattr(shared, "_team", None)
+        monkeypatch.setattr(shared, "WORTH_A_THREAD", 1)
     random = torch.Generator().manual_seed(1)
     sizes = (70_001, 3, 33_000)
     weights = [torch.randn(n, generator=random) for n in sizes]

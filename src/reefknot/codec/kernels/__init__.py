@@ -16,6 +16,6 @@
 Every loop is all integers, allocates nothing, and stays inside its arrays whatever a stream says:
 values that are decoded index an array only where their range is limited by construction. A loop
 takes functions and constants only from this folder and from `reefknot.kernels`, because its machine
-code is cached under a hash of their files (`reefknot.kernels.jit`). docs/format.md describes every
+code is cached under a hash of their files (`reefknot.kernels.disk`). docs/format.md describes every
 step.
 """

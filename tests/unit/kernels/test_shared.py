@@ -4,14 +4,9 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from reefknot.kernels import threads
-
-# Threads have run in the parent; the child has none of them.
+# Threads have run in the parent, lent by torch; the child has none of them.
 FORK = """
 import os
 import numpy as np, torch
@@ -41,20 +36,3 @@ def test_a_forked_process_clusters_by_itself_after_threads_ran_in_its_parent():
         check=True,
     )
     assert done.stdout.strip() == "0"
-
-
-@given(sizes=st.lists(st.integers(0, 30_000), max_size=5), number=st.integers(1, 4))
-def test_each_element_is_given_to_one_thread(sizes, number):
-    arrays = [np.zeros(size, int) for size in sizes]
-
-    def work(parts):
-        for n, part in parts:
-            assert part.start % threads.BLOCK == 0
-            arrays[n][part] += 1
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "WORTH_A_THREAD", 0)
-        patch.setattr(threads, "PIECE", threads.BLOCK)
-        found = threads.share(work, sizes, number)
-    assert 1 <= len(found) <= number
-    assert all(np.all(array == 1) for array in arrays)
